@@ -1,0 +1,81 @@
+"""What things came to: a model's turn, a tool call, a run.
+
+Stored as JSON by the journal, so that a run can be replayed by any worker.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict
+
+RunState = Literal[
+    "pending", "queued", "running", "parked", "succeeded", "failed", "cancelled", "superseded"
+]
+FINAL_STATES: frozenset[RunState] = frozenset({"succeeded", "failed", "cancelled"})
+ACTIVE_STATES: frozenset[RunState] = frozenset({"queued", "running", "parked"})
+
+
+class Usage(BaseModel):
+    """Tokens of one or more model calls. ``cached`` is a part of ``prompt``, ``reasoning`` of ``completion``."""
+
+    model_config = ConfigDict(frozen=True)
+
+    prompt: int = 0
+    completion: int = 0
+    cached: int = 0
+    reasoning: int = 0
+
+    def __add__(self, other: Usage) -> Usage:
+        return Usage(
+            prompt=self.prompt + other.prompt,
+            completion=self.completion + other.completion,
+            cached=self.cached + other.cached,
+            reasoning=self.reasoning + other.reasoning,
+        )
+
+
+class ToolCall(BaseModel):
+    """A tool call as the model asked for it."""
+
+    model_config = ConfigDict(frozen=True)
+
+    id: str
+    """The provider's id; providers repeat ids, so the journal's key is the ordinal in the turn."""
+    tool: str
+    arguments: str
+    """JSON text exactly as the model wrote it; it may be malformed."""
+
+
+class Turn(BaseModel):
+    """One turn of a model: text, or calls, or both."""
+
+    model_config = ConfigDict(frozen=True)
+
+    text: str = ""
+    calls: tuple[ToolCall, ...] = ()
+    usage: Usage = Usage()
+    model: str = ""
+    """The model that answered, as its provider names it."""
+    native: dict[str, Any] | None = None
+    """The provider's own form of the turn, sent back unchanged so that reasoning blocks survive."""
+
+
+class CallOutcome(BaseModel):
+    """What a tool call came to; ``content`` is what the model is told."""
+
+    model_config = ConfigDict(frozen=True)
+
+    kind: Literal["ok", "error", "cancelled", "unknown"]
+    """``unknown``: the call had started when its worker was lost, and may or may not have run."""
+    content: str
+
+
+class RunOutcome(BaseModel):
+    """What a run came to: the answer of a succeeded one, or the reason (one word) and text of another."""
+
+    model_config = ConfigDict(frozen=True)
+
+    state: Literal["succeeded", "failed", "cancelled"]
+    text: str = ""
+    reason: str = ""
