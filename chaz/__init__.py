@@ -1,1 +1,60 @@
+"""chaz runs LLM agents as Celery tasks: one INSERT into a session's log, one answer.
+
+The way of an entry, file by file:
+
+- ``producer.py``: ``send()`` is one INSERT and returns a handle
+- ``sql/``: the row, and the doorbell
+- ``listener.py``: hears it, places the entry, makes a run and publishes it
+- ``celery.py``: the Celery application
+- ``tasks.py``: the task ``chaz.agent.<name>``: claim, rebuild, run, end or park
+- ``runtime/``: the ReAct loop
+- ``audit/``: what tools did, told through the broker and recorded by consumers
+- ``completion.py``: ends a run and answers its parent
+- ``result.py``: the handle
+
+Importing this package loads neither Celery nor Kombu nor an LLM SDK.
+"""
+
+from chaz.entries import Entry
+from chaz.errors import (
+    ChazError,
+    Conflict,
+    DatabaseUnavailable,
+    InvalidEntry,
+    RunCancelled,
+    RunFailed,
+    UnknownAgent,
+    UnknownRun,
+    UnknownSession,
+    WaitTimeout,
+)
+from chaz.producer import AsyncChaz, AsyncSession, Chaz, Session
+from chaz.result import AgentResult, AsyncAgentResult, as_completed
+from chaz.runtime.agents import Agent
+from chaz.runtime.tools import CallContext, tool
+
 __version__ = "0.1.0"
+
+__all__ = [
+    "Agent",
+    "AgentResult",
+    "AsyncAgentResult",
+    "AsyncChaz",
+    "AsyncSession",
+    "CallContext",
+    "Chaz",
+    "ChazError",
+    "Conflict",
+    "DatabaseUnavailable",
+    "Entry",
+    "InvalidEntry",
+    "RunCancelled",
+    "RunFailed",
+    "Session",
+    "UnknownAgent",
+    "UnknownRun",
+    "UnknownSession",
+    "WaitTimeout",
+    "as_completed",
+    "tool",
+]

@@ -9,9 +9,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
 
-RunState = Literal[
-    "pending", "queued", "running", "parked", "succeeded", "failed", "cancelled", "superseded"
-]
+RunState = Literal["pending", "queued", "running", "parked", "succeeded", "failed", "cancelled", "superseded"]
 FINAL_STATES: frozenset[RunState] = frozenset({"succeeded", "failed", "cancelled"})
 ACTIVE_STATES: frozenset[RunState] = frozenset({"queued", "running", "parked"})
 

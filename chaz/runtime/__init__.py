@@ -1,0 +1,1 @@
+"""What runs an agent: its definition, its tools, its model, the context it sees, the loop. No broker, no database."""

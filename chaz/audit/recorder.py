@@ -1,0 +1,67 @@
+"""The store of audit entries: events become ``tool_call`` and ``tool_result`` entries, each once, wherever they came from."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+from uuid import UUID
+
+import psycopg
+from psycopg.rows import DictRow
+
+from chaz.deliveries import AuditEvent
+from chaz.entries import derived_id
+
+_RECORD = """
+    with told as (
+        select * from json_to_recordset(%(events)s::json) as t(
+            id uuid, tenant text, session uuid, position bigint, seq int, kind text, agent text, run uuid, content text,
+            metadata jsonb)),
+    recorded as (
+        insert into chaz.entries (id, tenant, session_id, position, seq, type, sender, author, content, metadata, run_id)
+        select t.id, t.tenant, t.session, t.position, t.seq, t.kind, t.agent, 'agent', t.content, t.metadata, t.run
+        from told t
+        where exists (select from chaz.runs r where r.id = t.run and r.session_id = t.session and r.event_seq >= t.seq)
+        on conflict do nothing)
+    select t.id from told t
+    where not exists (select from chaz.runs r where r.id = t.run and r.session_id = t.session and r.event_seq >= t.seq)
+"""
+
+
+def entry_id(event: AuditEvent) -> UUID:
+    """The id of the event's entry: the same whoever tells it, however often."""
+    return derived_id("audit", str(event.run), str(event.seq))
+
+
+def record(connection: psycopg.Connection[DictRow], events: Sequence[AuditEvent]) -> set[UUID]:
+    """Record events with one statement and commit; what is there already is skipped.
+
+    Returns the entry ids of events that no run told: their run is unknown, of another session, or has not counted
+    that far. Raises psycopg's errors.
+    """
+    rows: list[dict[str, Any]] = [
+        {
+            "id": str(entry_id(event)),
+            "tenant": event.tenant,
+            "session": str(event.session),
+            "position": event.position,
+            "seq": event.seq,
+            "kind": event.kind,
+            "agent": event.agent,
+            "run": str(event.run),
+            "content": event.content,
+            "metadata": {
+                "tool": event.tool,
+                "step": event.step,
+                "ordinal": event.ordinal,
+                "call_id": event.call_id,
+                "attempt": event.attempt,
+                **({"outcome": event.outcome} if event.outcome else {}),
+            },
+        }
+        for event in events
+    ]
+    with connection.transaction():
+        refused = connection.execute(_RECORD, {"events": json.dumps(rows)}).fetchall()
+    return {row["id"] for row in refused}

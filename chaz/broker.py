@@ -1,0 +1,86 @@
+"""What chaz has on the broker: a topic exchange with one queue per agent, and the audit trail's two queues.
+
+RabbitMQ's queues are quorum queues; Redis and Valkey ignore the arguments.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kombu import Connection, Exchange, Queue
+
+from chaz.channels import AUDIT, AUDIT_DEAD, RUNS, broker_name
+from chaz.settings import Settings
+
+PERSISTENT_DELIVERY_MODE = 2
+DAY = 86_400
+DELIVERY_LIMIT = 20
+DEAD_LETTERS_KEPT = 100_000
+
+
+def transport_options(settings: Settings) -> dict[str, Any]:
+    """Kombu's options for every connection of chaz.
+
+    PostgreSQL rescues runs, not the broker; so its own redelivery by time is put off to a day.
+    """
+    if settings.broker_url.startswith(("redis", "rediss", "sentinel")):
+        return {
+            "global_keyprefix": f"{settings.broker_prefix}:",
+            "visibility_timeout": DAY,
+            # A connection that was cut without a word is noticed and replaced.
+            "socket_timeout": 15,
+            "socket_connect_timeout": 5,
+            "socket_keepalive": True,
+            "health_check_interval": 10,
+            "unacked_restore_limit": 1000,
+        }
+    return {"confirm_publish": True}
+
+
+def connect(settings: Settings) -> Connection:
+    """A connection to the broker, opened when first used."""
+    return Connection(
+        settings.broker_url,
+        connect_timeout=5,
+        heartbeat=30,
+        transport_options=transport_options(settings),
+    )
+
+
+def run_queue(prefix: str, queue: str) -> Queue:
+    """The queue that an agent is served from."""
+    return Queue(
+        broker_name(prefix, queue),
+        Exchange(broker_name(prefix, RUNS), type="topic", durable=True),
+        routing_key=queue,
+        durable=True,
+        queue_arguments={
+            "x-queue-type": "quorum",
+            "x-delivery-limit": DELIVERY_LIMIT,
+            "x-consumer-timeout": DAY * 1000,
+        },
+    )
+
+
+def audit_queue(prefix: str) -> Queue:
+    """Where runs tell their events."""
+    name = broker_name(prefix, AUDIT)
+    return Queue(
+        name,
+        Exchange(name, type="topic", durable=True),
+        routing_key=AUDIT,
+        durable=True,
+        queue_arguments={"x-queue-type": "quorum"},
+    )
+
+
+def dead_letter_queue(prefix: str) -> Queue:
+    """Where the audit consumer puts what it cannot record, with the reason; bounded."""
+    name = broker_name(prefix, AUDIT_DEAD)
+    return Queue(
+        name,
+        Exchange(name, type="topic", durable=True),
+        routing_key=AUDIT_DEAD,
+        durable=True,
+        queue_arguments={"x-queue-type": "quorum", "x-max-length": DEAD_LETTERS_KEPT},
+    )

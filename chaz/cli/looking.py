@@ -1,0 +1,72 @@
+"""``chaz log`` and ``chaz runs``."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING
+
+from chaz.cli.options import add_command, on_terminal, print_json, producer_of, session_target
+from chaz.cli.render import clipped, coloured, entry_line, terminal_width
+from chaz.runs import RunFilter
+
+if TYPE_CHECKING:
+    from chaz.cli.options import Commands
+
+
+def add_commands(commands: Commands, common: argparse.ArgumentParser) -> None:
+    """Add the commands."""
+    log = add_command(commands, common, "log", run_log, "show a session's log")
+    log.add_argument("session", help="its name or id")
+    log.add_argument("--follow", "-f", action="store_true", help="go on as it grows, until Ctrl-C")
+    log.add_argument("--json", action="store_true", help="one JSON object per entry, whole")
+
+    runs = add_command(commands, common, "runs", run_runs, "list runs, newest first")
+    runs.add_argument("--agent", help="of this agent only")
+    runs.add_argument("--state", help="in this state only (queued, running, parked, failed, …)")
+    runs.add_argument("--session", help="of this session only: a name or an id")
+    runs.add_argument("--limit", type=int, default=50, metavar="N", help="so many at most (default 50)")
+    runs.add_argument("--json", action="store_true", help="one JSON object per run")
+
+
+def run_log(options: argparse.Namespace) -> int:
+    """Print a session's entries in order."""
+    colour = on_terminal()
+    width = terminal_width() if colour else None
+    with producer_of(options) as chaz:
+        name, id = session_target(options.session)
+        for entry in chaz.session(name, id=id).entries(follow=options.follow):
+            if options.json:
+                print_json(entry.model_dump(mode="json"))
+            else:
+                print(entry_line(entry, colour=colour, width=width), flush=True)
+    return 0
+
+
+_STATE_COLOURS = {"succeeded": "32", "failed": "31", "cancelled": "35", "running": "36", "parked": "33"}
+
+
+def run_runs(options: argparse.Namespace) -> int:
+    """Print runs, newest first."""
+    with producer_of(options) as chaz:
+        session_id = None
+        if options.session:
+            name, id = session_target(options.session)
+            session_id = chaz.session(name, id=id).id
+        found = chaz.runs(
+            RunFilter(session_id=session_id, agent=options.agent, state=options.state, limit=options.limit)
+        )
+    if options.json:
+        for run in found:
+            print_json(run)
+        return 0
+    print(f"{'id':36}  {'agent':16}  {'state':10}  {'try':>3}  {'steps':>5}  {'created':19}  what")
+    for run in found:
+        state = coloured(f"{run['state']:10}", _STATE_COLOURS.get(run["state"], ""), on=on_terminal())
+        note = run["waits_for"] or run["result"] or ""
+        session = run["session"] or f"child of {run['parent_run_id']}"
+        what = clipped(" ".join(f"[{session}] {note}".split()), 80)
+        print(
+            f"{run['id']}  {run['agent']:16}  {state}  {run['attempt']:>3}  {run['steps']:>5}  "
+            f"{run['created_at'].astimezone():%Y-%m-%d %H:%M:%S}  {what}"
+        )
+    return 0

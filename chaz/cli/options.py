@@ -1,0 +1,64 @@
+"""What the commands share: their settings, and the helpers to add them."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+from uuid import UUID
+
+from chaz.producer import Chaz
+from chaz.settings import Settings
+
+if TYPE_CHECKING:
+    Commands = argparse._SubParsersAction[argparse.ArgumentParser]  # pyright: ignore[reportPrivateUsage]
+
+Run = Callable[[argparse.Namespace], int]
+
+
+def settings_of(options: argparse.Namespace) -> Settings:
+    """The environment's settings, and the command line's over them."""
+    return Settings.from_env(
+        database_url=options.database,
+        broker_url=getattr(options, "broker", None),
+        agents=getattr(options, "agents", None),
+    )
+
+
+def producer_of(options: argparse.Namespace) -> Chaz:
+    """A producer of these settings, to be used as a context manager."""
+    return Chaz(settings=settings_of(options))
+
+
+def add_command(
+    commands: Commands, common: argparse.ArgumentParser, name: str, run: Run, help: str
+) -> argparse.ArgumentParser:
+    """Add a command with the common options."""
+    command = commands.add_parser(name, parents=[common], help=help, description=help)
+    command.set_defaults(run=run)
+    return command
+
+
+def print_json(value: Any) -> None:
+    """One JSON document on one line."""
+
+    def plain(item: Any) -> Any:
+        return item.isoformat() if isinstance(item, datetime) else str(item)
+
+    print(json.dumps(value, default=plain, ensure_ascii=False), flush=True)
+
+
+def on_terminal() -> bool:
+    """Whether a person reads the output."""
+    return sys.stdout.isatty()
+
+
+def session_target(text: str) -> tuple[str | None, UUID | None]:
+    """A session as given on the command line: a name, or an id."""
+    try:
+        return None, UUID(text)
+    except ValueError:
+        return text, None

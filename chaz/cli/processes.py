@@ -1,0 +1,161 @@
+"""``chaz listener``, ``chaz worker`` and ``chaz audit``: the processes of a deployment.
+
+Celery, and with it the application, is imported only by the commands that need it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import os
+import signal
+import sys
+from typing import TYPE_CHECKING, Any
+
+from chaz.cli.options import add_command, settings_of
+from chaz.database import Database
+from chaz.errors import BrokerUnavailable, ConfigurationError
+from chaz.schema import require_current
+from chaz.settings import Settings, without_secrets
+
+if TYPE_CHECKING:
+    from chaz.cli.options import Commands
+
+logger = logging.getLogger("chaz")
+
+
+def add_commands(commands: Commands, common: argparse.ArgumentParser) -> None:
+    """Add the commands."""
+    listener = add_command(
+        commands, common, "listener", run_listener, "place entries, make runs and publish them; run two or more"
+    )
+    worker = add_command(commands, common, "worker", run_worker, "serve agents: `celery -A chaz worker` by another name")
+    audit = add_command(commands, common, "audit", run_audit, "record what tools did; run any number")
+    for command in (listener, worker, audit):
+        command.add_argument("--broker", metavar="URL", help="RabbitMQ, Redis or Valkey (CHAZ_BROKER_URL)")
+        command.add_argument("--log-level", default="INFO", choices=("DEBUG", "INFO", "WARNING", "ERROR"))
+    worker.add_argument("--agents", metavar="MODULE", help="module that defines the agents (CHAZ_AGENTS)")
+    worker.add_argument("--concurrency", "-c", type=int, metavar="N", help="runs at once (default 100)")
+    worker.add_argument("--pool", "-P", choices=("threads", "prefork", "solo"), help="Celery's pool (default threads)")
+    worker.add_argument("--name", "-n", help="Celery's node name, such as worker1@%%h")
+
+
+def log_to_stderr(level: str) -> None:
+    """One line per thing that happens."""
+    logging.basicConfig(level=level, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
+    logging.getLogger("amqp").setLevel("WARNING")
+    logging.getLogger("psycopg.pool").setLevel("ERROR")
+
+
+def export(settings: Settings) -> None:
+    """Hand the command line's settings to the Celery application, which reads the environment."""
+    os.environ["CHAZ_DATABASE_URL"] = settings.database_url
+    os.environ["CHAZ_BROKER_URL"] = settings.broker_url
+    os.environ["CHAZ_AGENTS"] = settings.agents
+
+
+def need_worker_extra() -> None:
+    """Raise ConfigurationError unless Celery is installed."""
+    try:
+        import celery  # noqa: F401  # pyright: ignore[reportUnusedImport]
+    except ModuleNotFoundError:
+        raise ConfigurationError("this process needs Celery; install it with: pip install 'chaz[worker]'") from None
+
+
+def check_broker(settings: Settings) -> None:
+    """Raise BrokerUnavailable unless the broker lets us in."""
+    from chaz.broker import connect
+
+    try:
+        with connect(settings) as connection:
+            connection.ensure_connection(max_retries=1, interval_start=0.2, timeout=10)
+    except Exception as error:
+        # Each transport has its own errors, and a missing driver is an ImportError.
+        raise BrokerUnavailable(without_secrets(settings.broker_url), " ".join(str(error).split())) from error
+
+
+def run_listener(options: argparse.Namespace) -> int:
+    """Run until SIGTERM or Ctrl-C."""
+    need_worker_extra()
+    settings = settings_of(options)
+    log_to_stderr(options.log_level)
+    asyncio.run(_listen(settings))
+    return 0
+
+
+async def _listen(settings: Settings) -> None:
+    database = await Database(settings.require_database(), size=4, name="chaz-listener").open()
+    try:
+        await require_current(database)
+        check_broker(settings)
+        from chaz.audit.publisher import AuditPublisher
+        from chaz.celery import make_app, publisher
+        from chaz.listener import Listener
+
+        audit = AuditPublisher(settings)
+        listener = Listener(settings, database, publisher(make_app(settings), settings), audit)
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, listener.stop)
+        await listener.run(lambda: _say_ready("listener", settings))
+        audit.close()
+        logger.info("chaz listener stopped")
+    finally:
+        await database.close()
+
+
+def run_audit(options: argparse.Namespace) -> int:
+    """Run until SIGTERM or Ctrl-C."""
+    need_worker_extra()
+    settings = settings_of(options)
+    log_to_stderr(options.log_level)
+    asyncio.run(_check_schema(settings))
+    check_broker(settings)
+    from chaz.audit.consumer import AuditConsumer
+
+    consumer = AuditConsumer(settings)
+
+    def stop(*_: Any) -> None:
+        consumer.stop()
+
+    signal.signal(signal.SIGTERM, stop)
+    signal.signal(signal.SIGINT, stop)
+    consumer.run(lambda: _say_ready("audit", settings))
+    logger.info("chaz audit stopped")
+    return 0
+
+
+async def _check_schema(settings: Settings) -> None:
+    database = await Database(settings.require_database(), size=1).open()
+    try:
+        await require_current(database)
+    finally:
+        await database.close()
+
+
+def run_worker(options: argparse.Namespace) -> int:
+    """Run a Celery worker until SIGTERM or Ctrl-C; its start checks agents, database and broker."""
+    need_worker_extra()
+    export(settings_of(options))
+    from chaz.celery import app
+
+    arguments = ["worker", "--loglevel", options.log_level]
+    for flag, value in (
+        ("--concurrency", options.concurrency),
+        ("--pool", options.pool),
+        ("--hostname", options.name),
+    ):
+        if value is not None:
+            arguments += [flag, str(value)]
+    app.worker_main(arguments)
+    return 0
+
+
+def _say_ready(process: str, settings: Settings) -> None:
+    logger.info(
+        "chaz %s ready: PostgreSQL %s; broker %s",
+        process,
+        without_secrets(settings.database_url),
+        without_secrets(settings.broker_url),
+    )

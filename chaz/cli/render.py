@@ -1,0 +1,61 @@
+"""Entries as lines for people; coloured only on a terminal."""
+
+from __future__ import annotations
+
+import shutil
+
+from chaz.entries import Entry
+
+_COLOURS = {
+    "directive": "1;36",
+    "message": "1;32",
+    "summary": "35",
+    "tool_call": "33",
+    "tool_result": "33",
+    "ack": "2",
+    "note": "35",
+    "error": "1;31",
+}
+
+
+def coloured(text: str, colour: str, *, on: bool) -> str:
+    """The text in an ANSI colour, if ``on``."""
+    return f"\033[{colour}m{text}\033[0m" if on and colour else text
+
+
+def entry_line(entry: Entry, *, colour: bool = False, width: int | None = None) -> str:
+    """An entry as one line: its place, time, who, and what."""
+    place = "inbox" if entry.position is None else f"{entry.position}" + (f".{entry.seq}" if entry.seq else "")
+    time = entry.created_at.astimezone().strftime("%H:%M:%S.%f")[:-3]
+    line = f"{place:>7}  {time}  {what(entry)}"
+    if width:
+        line = clipped(line, width)
+    return coloured(line, _COLOURS.get(entry.type, ""), on=colour)
+
+
+def what(entry: Entry) -> str:
+    """Who did what, in a line."""
+    text = " ".join(entry.content.split())
+    match entry.type:
+        case "message" | "directive":
+            to = f" → {entry.recipient}" if entry.recipient else ""
+            return f"{entry.sender}{to}: {text}"
+        case "tool_call":
+            return f"{entry.sender} calls {entry.metadata.get('tool')}({text})"
+        case "tool_result":
+            outcome = entry.metadata.get("outcome")
+            return f"{entry.metadata.get('tool')} {'=' if outcome == 'ok' else outcome} {text}"
+        case "ack":
+            return f"{entry.sender} is at work (attempt {entry.metadata.get('attempt')})"
+        case _:
+            return f"{entry.type}: {text}"
+
+
+def clipped(line: str, width: int) -> str:
+    """The line, cut to ``width`` with a mark."""
+    return line if len(line) <= width else line[: width - 1] + "…"
+
+
+def terminal_width() -> int:
+    """Columns of the terminal."""
+    return shutil.get_terminal_size((120, 24)).columns

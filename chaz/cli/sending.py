@@ -1,0 +1,74 @@
+"""``chaz send`` and ``chaz wait``."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING
+
+from chaz.cli.options import add_command, print_json, producer_of, session_target
+from chaz.producer import SendOptions
+from chaz.result import AgentResult
+
+if TYPE_CHECKING:
+    from chaz.cli.options import Commands
+
+
+def add_commands(commands: Commands, common: argparse.ArgumentParser) -> None:
+    """Add the commands."""
+    send = add_command(commands, common, "send", run_send, "send a message, or with --to a directive, to a session")
+    send.add_argument("session", help="its name (made if new) or id")
+    send.add_argument("text")
+    send.add_argument("--to", metavar="AGENT", help="instruct this agent")
+    send.add_argument("--sender", help="who speaks (default: the user's name)")
+    send.add_argument("--key", metavar="KEY", help="idempotency key: the same again is the same entry")
+    send.add_argument("--wait", action="store_true", help="wait for the answer and print it")
+    _add_wait_options(send)
+
+    wait = add_command(commands, common, "wait", run_wait, "wait for a run and print its answer")
+    wait.add_argument("id", help="the run's id, as `chaz send` printed it")
+    _add_wait_options(wait)
+
+
+def _add_wait_options(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--timeout", type=float, metavar="SECONDS", help="wait so long at most")
+    command.add_argument("--json", action="store_true", help="print JSON")
+
+
+def run_send(options: argparse.Namespace) -> int:
+    """Send, and with ``--wait`` print the answer."""
+    with producer_of(options) as chaz:
+        name, id = session_target(options.session)
+        session = chaz.session(name, id=id)
+        besides: SendOptions = {"author": "human"}
+        if options.sender:
+            besides["sender"] = options.sender
+        if options.key:
+            besides["idempotency_key"] = options.key
+        if options.to:
+            handle = session.direct(options.to, options.text, **besides)
+        else:
+            handle = session.say(options.text, **besides)
+        if options.wait:
+            return _print_answer(handle, options)
+        if options.json:
+            print_json({"id": handle.id, "session": session.id})
+        else:
+            print(handle.id)
+    return 0
+
+
+def run_wait(options: argparse.Namespace) -> int:
+    """Wait for a run that exists."""
+    with producer_of(options) as chaz:
+        return _print_answer(chaz.result(options.id), options)
+
+
+def _print_answer(handle: AgentResult, options: argparse.Namespace) -> int:
+    if not options.json:
+        answer = handle.get(options.timeout)
+        print("(nobody was woken by this entry)" if answer is None else answer)
+        return 0
+    text = handle.get(options.timeout, propagate=False)
+    state = handle.state
+    print_json({"id": handle.id, "state": state, "text": text})
+    return {"failed": 1, "cancelled": 3}.get(state, 0)

@@ -1,0 +1,234 @@
+"""The end of a run: one transaction under its session's head. There is no moment at which a part of it is true.
+
+Open calls get a result, the closing entry is appended, the state is final, the session's next run is queued, the
+parent's wait is answered, and whoever waits is notified.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+from uuid import UUID
+
+from chaz import sessionlog
+from chaz.channels import DONE
+from chaz.database import Row, Transaction
+from chaz.deliveries import AuditEvent, event_body
+from chaz.entries import safe_text
+from chaz.errors import StaleAttempt
+from chaz.journal import close_call
+from chaz.outcomes import CallOutcome, RunOutcome, RunState
+from chaz.runs import Claim
+
+# What the parent's model is told of a child that did not succeed.
+_TOLD: dict[str, str] = {
+    "failed": "agent {agent} failed ({reason}): {text}",
+    "cancelled": "agent {agent} was cancelled ({reason}): {text}",
+}
+
+
+async def end_run(tx: Transaction, claim: Claim, outcome: RunOutcome) -> list[AuditEvent]:
+    """End the run that this attempt owns. Returns the events to tell. Raises StaleAttempt."""
+    await sessionlog.lock_head(tx, claim.session_id)
+    events = await _end(tx, claim.run_id, outcome, states=("running",), attempt=claim.attempt)
+    if events is None:
+        raise StaleAttempt(claim.run_id, claim.attempt)
+    return events
+
+
+async def close_run(
+    tx: Transaction, run_id: UUID, outcome: RunOutcome, *, states: Sequence[RunState]
+) -> list[AuditEvent]:
+    """End a run from outside, if it is in one of ``states``; else nothing happens. Returns the events to tell."""
+    row = await (await tx.execute("select session_id from chaz.runs where id = %(run)s", {"run": run_id})).fetchone()
+    if row is None:
+        return []
+    await sessionlog.lock_head(tx, row["session_id"])
+    return await _end(tx, run_id, outcome, states=states, attempt=None) or []
+
+
+async def _end(
+    tx: Transaction,
+    run_id: UUID,
+    outcome: RunOutcome,
+    *,
+    states: Sequence[RunState],
+    attempt: int | None,
+) -> list[AuditEvent] | None:
+    run = await (
+        await tx.execute(
+            """
+            select * from chaz.runs where id = %(run)s and state = any(%(states)s)
+                and (%(attempt)s::int is null or attempt = %(attempt)s) for update
+            """,
+            {"run": run_id, "states": list(states), "attempt": attempt},
+        )
+    ).fetchone()
+    if run is None:
+        return None
+    text = safe_text(outcome.text)
+    events = await _close_calls(tx, run)
+    await tx.execute(
+        """
+        update chaz.runs set state = %(state)s, result = %(result)s, reason = %(reason)s, worker_id = null, claim = null,
+            waits_for = null, ended_at = clock_timestamp()
+        where id = %(run)s
+        """,
+        {
+            "run": run_id,
+            "state": outcome.state,
+            "result": text,
+            "reason": outcome.reason or None,
+        },
+    )
+    await _append_closing_entry(tx, run, outcome, text)
+    await _queue_next(tx, run)
+    await _answer_parents(tx, run, _told(run, outcome, text))
+    await tx.execute(
+        """
+        select pg_notify(%(channel)s, id::text) from chaz.runs where (id = %(run)s or superseded_by = %(run)s)
+            and exists (select from chaz.waiters where expires_at > now())
+        """,
+        {"channel": DONE, "run": run_id},
+    )
+    return events
+
+
+async def _close_calls(tx: Transaction, run: Row) -> list[AuditEvent]:
+    """Give each open call a result, through the run's own counter, so that every call has exactly one."""
+    cursor = await tx.execute(
+        """
+        select c.*, w.run_id is not null as waits from chaz.calls c left join chaz.waits w using (run_id, step, ordinal)
+        where c.run_id = %(run)s and c.state = 'started' order by c.step, c.ordinal
+        """,
+        {"run": run["id"]},
+    )
+    events: list[AuditEvent] = []
+    for call in await cursor.fetchall():
+        kind, content = (
+            ("cancelled", "the run ended before the answer came")
+            if call["waits"]
+            else ("unknown", "the run ended during the call; it may or may not have run")
+        )
+        facts: dict[str, Any] = {
+            "kind": "tool_result",
+            "run": run["id"],
+            "step": call["step"],
+            "ordinal": call["ordinal"],
+            "call_id": call["call_id"],
+            "tool": call["tool"],
+            "attempt": run["attempt"],
+            "outcome": kind,
+            "content": content,
+        }
+        numbered = await (
+            await tx.execute(
+                """
+                update chaz.runs set event_seq = event_seq + 1, digest = sha256(digest || convert_to(%(body)s, 'UTF8'))
+                where id = %(run)s returning event_seq
+                """,
+                {"run": run["id"], "body": event_body(**facts)},
+            )
+        ).fetchone()
+        assert numbered is not None
+        event = AuditEvent(
+            session=run["session_id"],
+            tenant=run["tenant"],
+            position=run["ack_position"],
+            seq=numbered["event_seq"],
+            agent=run["agent"],
+            **facts,
+        )
+        await close_call(tx, event)
+        events.append(event)
+    return events
+
+
+async def _append_closing_entry(tx: Transaction, run: Row, outcome: RunOutcome, text: str) -> None:
+    if outcome.state == "succeeded":
+        if text.strip():
+            await sessionlog.append(
+                tx,
+                session_id=run["session_id"],
+                tenant=run["tenant"],
+                type="message",
+                sender=run["agent"],
+                author="agent",
+                content=text,
+                run_id=run["id"],
+            )
+        return
+    await sessionlog.append(
+        tx,
+        session_id=run["session_id"],
+        tenant=run["tenant"],
+        type="error",
+        sender="chaz",
+        author="system",
+        content=text,
+        metadata={"state": outcome.state, "reason": outcome.reason, "agent": run["agent"]},
+        run_id=run["id"],
+    )
+
+
+async def _queue_next(tx: Transaction, run: Row) -> None:
+    """If the run was the session's active one, the first pending one is queued in its place."""
+    await tx.execute(
+        """
+        with free as (
+            select session_id from chaz.heads where session_id = %(session)s and active_run = %(run)s),
+        next as (
+            select id from chaz.runs where session_id = (select session_id from free) and state = 'pending'
+            order by priority desc, trigger_position limit 1),
+        queued as (
+            update chaz.runs set state = 'queued', queued_at = clock_timestamp(), publishes = 0,
+                publish_after = greatest(not_before, clock_timestamp())
+            where id = (select id from next))
+        update chaz.heads set active_run = (select id from next)
+        where session_id = (select session_id from free)
+        """,
+        {"session": run["session_id"], "run": run["id"]},
+    )
+
+
+def _told(run: Row, outcome: RunOutcome, text: str) -> CallOutcome:
+    if outcome.state == "succeeded":
+        return CallOutcome(kind="ok", content=text)
+    told = _TOLD[outcome.state].format(agent=run["agent"], reason=outcome.reason, text=text)
+    return CallOutcome(kind="error", content=told)
+
+
+async def _answer_parents(tx: Transaction, run: Row, answer: CallOutcome) -> None:
+    """Answer the waits for this run, and queue each parked run whose last open wait this was.
+
+    The waiting run's row is locked first, as its own decision to park does, so that the two cannot miss each other.
+    """
+    waiting = await (
+        await tx.execute(
+            """
+            select id from chaz.runs where id in (
+                select run_id from chaz.waits where child_run_id = %(run)s and answer is null)
+            order by id for update
+            """,
+            {"run": run["id"]},
+        )
+    ).fetchall()
+    if not waiting:
+        return
+    await tx.execute(
+        """
+        update chaz.waits set answer = %(answer)s::json, answered_at = clock_timestamp()
+        where child_run_id = %(run)s and answer is null
+        """,
+        {"run": run["id"], "answer": json.dumps(answer.model_dump(mode="json"))},
+    )
+    await tx.execute(
+        """
+        update chaz.runs r set state = 'queued', queued_at = clock_timestamp(), publishes = 0,
+            publish_after = clock_timestamp(), waits_for = null, not_before = null
+        where id = any(%(waiting)s) and state = 'parked'
+            and not exists (select from chaz.waits w where w.run_id = r.id and w.answer is null)
+        """,
+        {"waiting": [row["id"] for row in waiting]},
+    )

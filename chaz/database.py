@@ -1,0 +1,254 @@
+"""PostgreSQL: a pool whose transactions are short and retried whole, a LISTEN that comes back, errors in chaz's words."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from typing import Any, LiteralString, TypeVar, cast
+from uuid import UUID
+
+import psycopg
+from psycopg import AsyncConnection, IsolationLevel, errors, sql
+from psycopg.rows import DictRow, dict_row
+from psycopg_pool import AsyncConnectionPool, PoolClosed, PoolTimeout
+
+from chaz.errors import (
+    ChazError,
+    Conflict,
+    DatabaseTooOld,
+    DatabaseUnavailable,
+    InvalidEntry,
+    SchemaError,
+    UnknownSession,
+)
+from chaz.settings import without_secrets
+
+T = TypeVar("T")
+Transaction = AsyncConnection[DictRow]
+Row = Mapping[str, Any]
+
+OLDEST_SERVER = 14
+LOCK_TIMEOUT = "5s"
+CONNECT_TIMEOUT = 10
+RETRIES = 20
+
+# Serialization failure, deadlock, lock not available: another transaction was in the way, and the same may pass now.
+RETRIED = (errors.SerializationFailure, errors.DeadlockDetected, errors.LockNotAvailable)
+
+# A connection that was cut without a word is noticed within 10 + 3 * 5 s.
+KEEPALIVES: dict[str, Any] = {
+    "keepalives_idle": 10,
+    "keepalives_interval": 5,
+    "keepalives_count": 3,
+    "tcp_user_timeout": 25_000,
+}
+
+
+def translated(error: psycopg.Error, address: str) -> ChazError | None:
+    """The error in chaz's words, or None where it has none."""
+    message = (error.diag.message_primary or str(error)).strip()
+    match error.sqlstate:
+        case "CZ001":
+            return InvalidEntry(message)
+        case "CZ002":
+            return Conflict(UUID(error.diag.message_detail), error.diag.message_hint or "content")
+        case "CZ003":
+            return UnknownSession(error.diag.message_detail or message)
+        case "3F000" | "42P01" | "42883" | "42703":
+            return SchemaError(
+                f"the schema chaz at {address} is missing or not of this version ({message.splitlines()[0]})"
+            )
+        case _:
+            pass
+    if isinstance(error, errors.CheckViolation | errors.CharacterNotInRepertoire | errors.DataError):
+        return InvalidEntry(message)
+    if error.sqlstate is None and isinstance(error, psycopg.OperationalError):
+        return DatabaseUnavailable(address, " ".join(str(error).split()))
+    if (error.sqlstate or "").startswith(("08", "28", "3D", "53", "57P")):
+        return DatabaseUnavailable(address, message)
+    return None
+
+
+@contextmanager
+def chaz_errors(address: str = "the given connection") -> Generator[None]:
+    """Raise psycopg's errors of this block in chaz's words, where it has any."""
+    try:
+        yield
+    except psycopg.Error as error:
+        if found := translated(error, address):
+            raise found from error
+        raise
+
+
+class Database:
+    """A process's pool of connections to chaz's database. Open it on the loop that uses it."""
+
+    def __init__(self, url: str, *, size: int = 10, name: str = "chaz") -> None:
+        self.address = without_secrets(url)
+        self._url = url
+        self._name = name
+        self._size = size
+        self._pool: AsyncConnectionPool[Transaction] | None = None
+        self._opening = asyncio.Lock()
+        self.server_version = 0
+
+    async def open(self) -> Database:
+        """Connect. Raises DatabaseUnavailable, DatabaseTooOld; the pool then reconnects by itself."""
+        async with self._opening:
+            if self._pool is not None:
+                return self
+            # The pool reports a refused login as a time-out only, so the first connection is made by hand.
+            with chaz_errors(self.address):
+                async with await connect(self._url, self._name) as connection:
+                    self.server_version = connection.info.server_version
+            if self.server_version < OLDEST_SERVER * 10_000:
+                raise DatabaseTooOld(self.address, self.server_version // 10_000, OLDEST_SERVER)
+            pool = AsyncConnectionPool[Transaction](
+                self._url,
+                connection_class=cast("type[Transaction]", AsyncConnection),
+                kwargs={"row_factory": dict_row, **connection_options(self._name)},
+                configure=_configure,
+                check=_check,
+                min_size=1,
+                max_size=self._size,
+                timeout=CONNECT_TIMEOUT,
+                open=False,
+            )
+            await pool.open()
+            self._pool = pool
+            return self
+
+    async def close(self) -> None:
+        """Give all connections back."""
+        pool, self._pool = self._pool, None
+        if pool is not None:
+            await pool.close()
+
+    @asynccontextmanager
+    async def connection(self) -> AsyncGenerator[Transaction]:
+        """A connection of the pool, in a transaction that commits at the end. Errors are in chaz's words."""
+        if self._pool is None:
+            await self.open()
+        assert self._pool is not None
+        with chaz_errors(self.address):
+            try:
+                async with self._pool.connection() as connection:
+                    yield connection
+            except (PoolTimeout, PoolClosed) as error:
+                raise DatabaseUnavailable(self.address, f"no connection ({error})") from error
+
+    async def transact(self, work: Callable[[Transaction], Awaitable[T]]) -> T:
+        """Run ``work`` in a READ COMMITTED transaction, again and whole when another one was in its way.
+
+        Raises what ``work`` raises, and DatabaseUnavailable.
+        """
+        for attempt in range(RETRIES):
+            try:
+                async with self.connection() as transaction:
+                    return await work(transaction)
+            except RETRIED:
+                if attempt == RETRIES - 1:
+                    raise
+                await asyncio.sleep(random.uniform(0, min(0.01 * 2**attempt, 1.0)))
+        raise AssertionError("unreachable")
+
+    async def fetch(self, query: LiteralString, parameters: Mapping[str, Any] | None = None) -> list[DictRow]:
+        """The rows of one query in a transaction of its own."""
+
+        async def work(transaction: Transaction) -> list[DictRow]:
+            return await (await transaction.execute(query, parameters)).fetchall()
+
+        return await self.transact(work)
+
+
+def connection_options(name: str) -> dict[str, Any]:
+    """psycopg's parameters of every connection of chaz."""
+    return {
+        "application_name": name,
+        "connect_timeout": CONNECT_TIMEOUT,
+        **KEEPALIVES,
+    }
+
+
+async def connect(url: str, name: str, *, autocommit: bool = False) -> Transaction:
+    """A connection outside the pool. Raises psycopg's errors."""
+    return await AsyncConnection[DictRow].connect(
+        url, autocommit=autocommit, row_factory=dict_row, **connection_options(name)
+    )
+
+
+def connect_blocking(url: str, name: str, *, connect_timeout: int = CONNECT_TIMEOUT) -> psycopg.Connection[DictRow]:
+    """An autocommit connection for a thread of its own. Raises psycopg's errors."""
+    options: dict[str, Any] = {**connection_options(name), "connect_timeout": connect_timeout}
+    return psycopg.Connection[DictRow].connect(url, autocommit=True, row_factory=dict_row, **options)
+
+
+async def _check(connection: Transaction) -> None:
+    # The pool hands a connection out only if it still lives: one round trip, against an error after a restart.
+    await AsyncConnectionPool.check_connection(cast("AsyncConnection[Any]", connection))
+
+
+async def _configure(connection: Transaction) -> None:
+    await connection.set_isolation_level(IsolationLevel.READ_COMMITTED)
+    await connection.execute(f"set lock_timeout = '{LOCK_TIMEOUT}'")
+    await connection.commit()
+
+
+class Subscription:
+    """A LISTEN on a connection of its own. Whoever uses it connects, looks, and only then waits:
+
+    what commits before the LISTEN is found by looking, what commits after it is notified.
+    """
+
+    def __init__(self, url: str, channels: Sequence[str], *, name: str = "chaz-listen") -> None:
+        self.address = without_secrets(url)
+        self._url = url
+        self._channels = channels
+        self._name = name
+        self._connection: Transaction | None = None
+
+    @property
+    def connected(self) -> bool:
+        return self._connection is not None and not self._connection.closed
+
+    async def connect(self) -> None:
+        """LISTEN on a new connection. Raises DatabaseUnavailable."""
+        await self.close()
+        with chaz_errors(self.address):
+            connection = await connect(self._url, self._name, autocommit=True)
+            try:
+                for channel in self._channels:
+                    await connection.execute(sql.SQL("listen {}").format(sql.Identifier(channel)))
+            except BaseException:
+                await connection.close()
+                raise
+        self._connection = connection
+
+    async def wait(self, timeout: float) -> list[str]:
+        """The payloads that came, as soon as one comes; empty after ``timeout`` seconds.
+
+        Raises DatabaseUnavailable when the connection is lost; then :meth:`connect` again.
+        """
+        if self._connection is None:
+            raise DatabaseUnavailable(self.address, "not connected")
+        with chaz_errors(self.address):
+            return [notify.payload async for notify in self._connection.notifies(timeout=timeout, stop_after=1)]
+
+    async def probe(self) -> None:
+        """Ask the server something, so that a dead connection is noticed. Raises DatabaseUnavailable."""
+        if self._connection is None:
+            raise DatabaseUnavailable(self.address, "not connected")
+        with chaz_errors(self.address):
+            try:
+                async with asyncio.timeout(CONNECT_TIMEOUT):
+                    await self._connection.execute("select 1")
+            except TimeoutError as error:
+                raise DatabaseUnavailable(self.address, "no answer to a probe") from error
+
+    async def close(self) -> None:
+        """Stop listening."""
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            await connection.close()

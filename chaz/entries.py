@@ -1,0 +1,97 @@
+"""Entries: the immutable rows of a session's log, and the two allow-lists that give them their meaning."""
+
+from __future__ import annotations
+
+import hashlib
+from datetime import datetime
+from typing import Any, Literal
+from uuid import UUID
+
+from pydantic import BaseModel, ConfigDict, Field
+
+EntryType = Literal[
+    "message",
+    "directive",
+    "summary",
+    "tool_call",
+    "tool_result",
+    "ack",
+    "error",
+    "note",
+    "approval_request",
+    "approval_decision",
+    "compaction_request",
+]
+Author = Literal["human", "program", "agent", "system"]
+
+# Allow-lists: a new type is neither until it is named here.
+IN_CONTEXT: frozenset[EntryType] = frozenset({"message", "directive", "summary"})
+FROM_PRODUCERS: frozenset[EntryType] = frozenset({"message", "directive", "approval_decision", "compaction_request"})
+
+MAX_CONTENT = 1_048_576
+"""The most characters that an entry holds. A producer's longer text is refused, an agent's or tool's is cut."""
+
+
+class Entry(BaseModel):
+    """One row of a session's log, as everybody sees it."""
+
+    model_config = ConfigDict(frozen=True)
+
+    kind: Literal["entry"] = "entry"
+    id: UUID
+    session_id: UUID
+    position: int | None
+    """None while no listener has placed it."""
+    seq: int
+    """0, but for tool calls and results: they stand at their run's ack, and count on."""
+    type: EntryType
+    sender: str
+    author: Author
+    recipient: str | None
+    content: str
+    metadata: dict[str, Any]
+    run_id: UUID | None
+    """The run that wrote it."""
+    created_at: datetime
+
+
+def derived_id(kind: str, scope: str, name: str) -> UUID:
+    """The id that everybody computes alike from the same words (``chaz.derived_id`` in SQL).
+
+    Version 8 of RFC 9562 over sha256: version 5 needs sha1, which PostgreSQL has in an extension only.
+    """
+    digest = bytearray(hashlib.sha256("\0".join((kind, scope, name)).encode()).digest()[:16])
+    digest[6] = digest[6] & 0x0F | 0x80
+    digest[8] = digest[8] & 0x3F | 0x80
+    return UUID(bytes=bytes(digest))
+
+
+def session_id(name: str, tenant: str = "") -> UUID:
+    """The id of the session of this name."""
+    return derived_id("session", tenant, name)
+
+
+def safe_text(text: str, limit: int = MAX_CONTENT) -> str:
+    """``text`` as PostgreSQL can hold it: NUL and lone surrogates replaced, cut to ``limit`` characters with a mark."""
+    text = text.replace("\0", "\N{REPLACEMENT CHARACTER}")
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        text = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    if len(text) > limit:
+        mark = f"… [cut: {len(text)} characters, {limit} kept]"
+        text = text[: limit - len(mark)] + mark
+    return text
+
+
+class RunOptions(BaseModel):
+    """What a producer asked of the run that answers its entry; travels in ``metadata.options``."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    not_before: datetime | None = None
+    expires: datetime | None = None
+    """Not started by then, the run fails."""
+    timeout: float | None = Field(default=None, gt=0)
+    """Seconds from the start of its time to its deadline."""
+    priority: int = 0

@@ -1,0 +1,238 @@
+"""The store of a run's steps, calls and waits: written before and after each effect, so that a run can be replayed.
+
+A tool's arguments and results are kept exactly, for workers only; the audit events made here carry what may leave.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+from uuid import UUID
+
+from psycopg.types.json import Jsonb
+
+from chaz.database import Transaction
+from chaz.deliveries import AuditEvent, event_body
+from chaz.entries import derived_id, safe_text
+from chaz.outcomes import CallOutcome, ToolCall, Turn, Usage
+from chaz.runs import Claim, fence
+
+MAX_RESULT = 200_000
+"""The most characters of a tool's result that are kept and shown to the model."""
+MAX_NAME = 200
+
+
+@dataclass(frozen=True)
+class StoredStep:
+    """A turn that the model gave in an earlier attempt or earlier in this one."""
+
+    step: int
+    turn: Turn
+
+
+@dataclass(frozen=True)
+class StoredCall:
+    """A call's journal row. ``outcome`` is None while it has no result; then ``waiting`` says that a wait is open."""
+
+    step: int
+    ordinal: int
+    tool: str
+    outcome: CallOutcome | None
+    waiting: bool
+    answer: CallOutcome | None
+    """What its wait was answered with, not yet told as its result."""
+
+
+async def load(tx: Transaction, run_id: UUID) -> tuple[list[StoredStep], list[StoredCall]]:
+    """All that the run did so far, in order."""
+    steps = await tx.execute("select step, turn from chaz.steps where run_id = %(run)s order by step", {"run": run_id})
+    stored = [StoredStep(row["step"], Turn.model_validate(row["turn"])) for row in await steps.fetchall()]
+    calls = await tx.execute(
+        """
+        select c.step, c.ordinal, c.tool, c.outcome, c.result, w.run_id is not null as waits, w.answer
+        from chaz.calls c left join chaz.waits w using (run_id, step, ordinal)
+        where c.run_id = %(run)s order by c.step, c.ordinal
+        """,
+        {"run": run_id},
+    )
+    return stored, [_stored_call(row) for row in await calls.fetchall()]
+
+
+def _stored_call(row: Mapping[str, Any]) -> StoredCall:
+    done = row["outcome"] is not None
+    return StoredCall(
+        step=row["step"],
+        ordinal=row["ordinal"],
+        tool=row["tool"],
+        outcome=CallOutcome(kind=row["outcome"], content=row["result"]) if done else None,
+        waiting=not done and row["waits"] and row["answer"] is None,
+        answer=None if done or row["answer"] is None else CallOutcome.model_validate(row["answer"]),
+    )
+
+
+async def store_step(tx: Transaction, claim: Claim, *, step: int, turn: Turn, version: str, usage: Usage) -> None:
+    """Store the model's turn, before any of its calls runs. ``usage`` is the run's, this turn included."""
+    await fence(tx, claim)
+    # ASCII escapes, so that whatever a model wrote (NUL, lone surrogates) is kept as it came.
+    text = json.dumps(turn.model_dump(mode="json"), ensure_ascii=True)
+    await tx.execute(
+        """
+        with stored as (
+            insert into chaz.steps (run_id, step, attempt, version, turn)
+            values (%(run)s, %(step)s, %(attempt)s, %(version)s, %(turn)s::json)),
+        counted as (
+            update chaz.runs set steps = %(step)s + 1, crashes = 0, usage = %(usage)s where id = %(run)s)
+        update chaz.tree_budgets set steps = steps + 1, tokens = tokens + %(tokens)s where root_run_id = %(root)s
+        """,
+        {
+            "run": claim.run_id,
+            "step": step,
+            "attempt": claim.attempt,
+            "version": version,
+            "turn": text,
+            "usage": Jsonb(usage.model_dump()),
+            "tokens": turn.usage.prompt + turn.usage.completion,
+            "root": claim.root_run_id,
+        },
+    )
+
+
+async def start_call(tx: Transaction, claim: Claim, *, step: int, ordinal: int, call: ToolCall) -> AuditEvent:
+    """Store that a call starts, before it does; the event to tell."""
+    event = await _event(tx, claim, "tool_call", step, ordinal, call, content=call.arguments)
+    await tx.execute(
+        """
+        insert into chaz.calls
+            (run_id, step, ordinal, call_id, tool, arguments, attempt, call_position, call_seq)
+        values (%(run)s, %(step)s, %(ordinal)s, %(call_id)s, %(tool)s, %(arguments)s, %(attempt)s, %(position)s, %(seq)s)
+        """,
+        {
+            "run": claim.run_id,
+            "step": step,
+            "ordinal": ordinal,
+            "call_id": event.call_id,
+            "tool": event.tool,
+            "arguments": event.content,
+            "attempt": claim.attempt,
+            "position": event.position,
+            "seq": event.seq,
+        },
+    )
+    return event
+
+
+async def finish_call(
+    tx: Transaction, claim: Claim, *, step: int, ordinal: int, call: ToolCall, outcome: CallOutcome
+) -> AuditEvent:
+    """Store what a started call came to; the event to tell."""
+    event = await _event(tx, claim, "tool_result", step, ordinal, call, content=outcome.content, outcome=outcome.kind)
+    await close_call(tx, event)
+    return event
+
+
+async def close_call(tx: Transaction, event: AuditEvent) -> None:
+    """Write the result that ``event`` tells into the call's row."""
+    await tx.execute(
+        """
+        update chaz.calls set state = 'done', outcome = %(outcome)s, result = %(result)s, result_position = %(position)s,
+            result_seq = %(seq)s, ended_at = clock_timestamp()
+        where run_id = %(run)s and step = %(step)s and ordinal = %(ordinal)s and state = 'started'
+        """,
+        {
+            "run": event.run,
+            "step": event.step,
+            "ordinal": event.ordinal,
+            "outcome": event.outcome,
+            "result": event.content,
+            "position": event.position,
+            "seq": event.seq,
+        },
+    )
+
+
+async def start_spawn(
+    tx: Transaction,
+    claim: Claim,
+    *,
+    step: int,
+    ordinal: int,
+    call: ToolCall,
+    agent: str,
+    instruction: str,
+) -> AuditEvent:
+    """In one transaction: the call, a child session, a directive in it, and the parent's wait for its answer.
+
+    The child's ids come from run, step and ordinal, so that a replay finds the same child.
+    """
+    event = await start_call(tx, claim, step=step, ordinal=ordinal, call=call)
+    place = f"{step}.{ordinal}"
+    child_session = derived_id("child-session", str(claim.run_id), place)
+    child_run = child_id(claim.run_id, step, ordinal)
+    await tx.execute(
+        """
+        with session as (
+            insert into chaz.sessions (id, tenant, parent_run_id, root_run_id, depth, scope, deadline)
+            select %(session)s, tenant, id, root_run_id, depth + 1, scope, deadline
+            from chaz.runs where id = %(run)s
+            returning id, tenant),
+        head as (
+            insert into chaz.heads (session_id) select id from session),
+        directive as (
+            insert into chaz.entries (id, tenant, session_id, type, sender, author, recipient, content, run_id)
+            select %(child)s, tenant, id, 'directive', %(sender)s, 'agent', %(agent)s, %(instruction)s, %(run)s from session)
+        insert into chaz.waits (run_id, step, ordinal, kind, child_run_id)
+        values (%(run)s, %(step)s, %(ordinal)s, 'child', %(child)s)
+        """,
+        {
+            "session": child_session,
+            "child": child_run,
+            "run": claim.run_id,
+            "sender": claim.agent,
+            "agent": safe_text(agent, MAX_NAME),
+            "instruction": safe_text(instruction),
+            "step": step,
+            "ordinal": ordinal,
+        },
+    )
+    return event
+
+
+def child_id(run_id: UUID, step: int, ordinal: int) -> UUID:
+    """The id of the run that a spawning call starts."""
+    return derived_id("child", str(run_id), f"{step}.{ordinal}")
+
+
+async def _event(
+    tx: Transaction,
+    claim: Claim,
+    kind: str,
+    step: int,
+    ordinal: int,
+    call: ToolCall,
+    *,
+    content: str,
+    outcome: str = "",
+) -> AuditEvent:
+    """Number an event by the fenced statement."""
+    facts: dict[str, Any] = {
+        "kind": kind,
+        "run": claim.run_id,
+        "step": step,
+        "ordinal": ordinal,
+        "call_id": safe_text(call.id, MAX_NAME),
+        "tool": safe_text(call.tool, MAX_NAME),
+        "attempt": claim.attempt,
+        "outcome": outcome,
+        "content": safe_text(content, MAX_RESULT),
+    }
+    seq = await fence(tx, claim, event_body=event_body(**facts))
+    return AuditEvent(
+        session=claim.session_id,
+        tenant=claim.tenant,
+        position=claim.ack_position,
+        seq=seq,
+        agent=claim.agent,
+        **facts,
+    )

@@ -1,0 +1,253 @@
+"""The listener: hears the doorbell, places entries, makes runs and publishes them. Any number may run.
+
+Awake, it says so ahead of time (so that producers need not ring) and works until nothing is left. Going to sleep is a
+proof, not a pause: it takes the word back, and then looks until everybody who may have read it has ended.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import socket
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from uuid import UUID, uuid4
+
+from chaz import sweeps
+from chaz.audit.publisher import AuditPublisher
+from chaz.channels import BELL
+from chaz.database import RETRIED, Database, Subscription, Transaction
+from chaz.errors import BrokerUnavailable, ChazError, DatabaseUnavailable
+from chaz.placing import Placed, place
+from chaz.runs import Publication, publishable
+from chaz.settings import Settings
+
+logger = logging.getLogger("chaz.listener")
+
+AWAKE_AHEAD = timedelta(seconds=1)
+RENEW_AFTER = 0.5
+PROOF_AT_MOST = 5.0
+
+Publish = Callable[[list[Publication]], None]
+"""Puts runs on their agents' queues; blocking, called in a thread. Raises BrokerUnavailable."""
+
+
+class Listener:
+    """One listener process. :meth:`run` until cancelled or :meth:`stop`."""
+
+    def __init__(self, settings: Settings, database: Database, publish: Publish, audit: AuditPublisher) -> None:
+        self.id = uuid4()
+        self._settings = settings
+        self._database = database
+        self._publish = publish
+        self._audit = audit
+        self._subscription = Subscription(settings.listen_url or settings.database_url, [BELL])
+        self._stopping = asyncio.Event()
+        self._next_sweep = 0.0
+        self._awake_until = 0.0
+
+    def stop(self) -> None:
+        """Finish what is at hand and return from :meth:`run`."""
+        self._stopping.set()
+
+    async def run(self, on_ready: Callable[[], None] | None = None) -> None:
+        """Listen, sweep, wait; after every reconnect in that order. No fault of one round ends it."""
+        stopped = asyncio.create_task(self._stopping.wait())
+        failures = 0
+        try:
+            while not self._stopping.is_set():
+                try:
+                    if not self._subscription.connected:
+                        await self._listen()
+                        if on_ready is not None:
+                            on_ready()
+                            on_ready = None
+                    await self._work_until_asleep()
+                    failures = 0
+                    await self._sleep(stopped)
+                except (ChazError, OSError, *RETRIED) as error:
+                    failures += 1
+                    logger.warning("listener: %s; trying again", error)
+                    if isinstance(error, DatabaseUnavailable):
+                        await self._subscription.close()
+                    await self._pause(stopped, min(0.1 * 2**failures, self._settings.sweep))
+                except Exception:
+                    failures += 1
+                    logger.exception("listener: a round failed; trying again")
+                    await self._pause(stopped, min(0.1 * 2**failures, self._settings.sweep))
+        finally:
+            stopped.cancel()
+            with contextlib.suppress(ChazError):
+                await self._say_awake(timedelta(0))
+                await self._report("stopped")
+            await self._subscription.close()
+
+    async def _listen(self) -> None:
+        await self._subscription.connect()
+        self._next_sweep = 0.0
+        logger.info("listener: listening at %s", self._subscription.address)
+
+    async def _sleep(self, stopped: asyncio.Task[bool]) -> None:
+        """Wait for the bell, at most a long poll."""
+        bell = asyncio.create_task(self._subscription.wait(self._settings.long_poll))
+        await asyncio.wait({bell, stopped}, return_when=asyncio.FIRST_COMPLETED)
+        if not bell.done():
+            bell.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await bell
+
+    @staticmethod
+    async def _pause(stopped: asyncio.Task[bool], seconds: float) -> None:
+        await asyncio.wait({stopped}, timeout=seconds)
+
+    async def _work_until_asleep(self) -> None:
+        """Work while there is work, then prove that nobody relies on this listener's being awake."""
+        found = await self._round()
+        while found and not self._stopping.is_set():
+            await self._say_awake(AWAKE_AHEAD)
+            found = await self._round()
+        if not self._awake_until:
+            return
+        await self._say_awake(timedelta(0))
+        # Whoever read "awake" took its transaction id before this one is given.
+        (row,) = await self._database.fetch("select pg_current_xact_id()::text::numeric as xid")
+        proof_ends = time.monotonic() + PROOF_AT_MOST
+        while time.monotonic() < proof_ends and not self._stopping.is_set():
+            (seen,) = await self._database.fetch(
+                "select pg_snapshot_xmin(pg_current_snapshot())::text::numeric as xmin"
+            )
+            if await self._round():
+                await self._work_until_asleep()
+                return
+            if seen["xmin"] > row["xid"]:
+                return
+            await asyncio.sleep(self._settings.short_poll)
+
+    async def _say_awake(self, ahead: timedelta) -> None:
+        """Say until when producers need not ring; nothing ahead takes the word back."""
+        now = time.monotonic()
+        if ahead and now < self._awake_until - AWAKE_AHEAD.total_seconds() + RENEW_AFTER:
+            return
+
+        async def work(tx: Transaction) -> None:
+            # Losing this row's last write in a crash makes producers ring more, never less.
+            await tx.execute("set local synchronous_commit = off")
+            await tx.execute(
+                "update chaz.doorbell set awake_until = clock_timestamp() + %(ahead)s",
+                {"ahead": ahead or timedelta(microseconds=-1)},
+            )
+
+        await self._database.transact(work)
+        self._awake_until = now + ahead.total_seconds() if ahead else 0.0
+
+    async def _round(self) -> bool:
+        """Do all work that is there now; whether there was any."""
+        if time.monotonic() >= self._next_sweep:
+            await self._sweep()
+        due = await sweeps.due(self._database)
+        if not due:
+            return False
+        found = False
+        if due.inbox:
+            placed = await self._place()
+            found = placed.entries > 0
+        if due.publish:
+            found |= await self._publish_due()
+        if due.lost:
+            found |= await self._rescue()
+        if due.late:
+            found |= await self._close_late()
+        return found
+
+    async def _place(self, only: UUID | None = None) -> Placed:
+        async def work(tx: Transaction) -> Placed:
+            return await place(
+                tx,
+                default_agent=self._settings.default_agent,
+                first_wait=self._settings.sweep,
+                only=only,
+            )
+
+        try:
+            placed = await self._database.transact(work)
+        except (DatabaseUnavailable, *RETRIED):
+            raise
+        except Exception:
+            if only is not None:
+                raise
+            return await self._place_one_by_one()
+        if placed.publications:
+            await self._publish_now(placed.publications)
+        return placed
+
+    async def _place_one_by_one(self) -> Placed:
+        """A session's entries cannot be placed: place the others', and say which it is."""
+        total = Placed()
+        for row in await self._database.fetch("select distinct session_id from chaz.entries where position is null"):
+            try:
+                placed = await self._place(only=row["session_id"])
+                total.entries += placed.entries
+            except (DatabaseUnavailable, *RETRIED):
+                raise
+            except Exception:
+                logger.exception("listener: session %s cannot be placed; going on", row["session_id"])
+        return total
+
+    async def _publish_due(self) -> bool:
+        async def work(tx: Transaction) -> list[Publication]:
+            return await publishable(tx, first_wait=self._settings.sweep)
+
+        publications = await self._database.transact(work)
+        if publications:
+            await self._publish_now(publications)
+        return bool(publications)
+
+    async def _publish_now(self, publications: list[Publication]) -> None:
+        """The rows are committed: what cannot be published now is published by a later sweep."""
+        try:
+            await asyncio.to_thread(self._publish, publications)
+        except BrokerUnavailable as error:
+            logger.warning("listener: %s; %d runs stay queued and are published again", error, len(publications))
+            return
+        for publication in publications:
+            delivery = publication.delivery
+            logger.info("published run=%s agent=%s session=%s", delivery.run, delivery.agent, delivery.session)
+
+    async def _rescue(self) -> bool:
+        rescued = await sweeps.rescue_lost(self._database)
+        for run, worker in rescued:
+            logger.warning("listener: worker %s was lost; run=%s is queued again", worker, run)
+        return bool(rescued)
+
+    async def _close_late(self) -> bool:
+        closed = await sweeps.close_late(
+            self._database,
+            grace=self._settings.unknown_agent_grace,
+            lease=self._settings.lease,
+        )
+        for run, reason, events in closed:
+            logger.warning("listener: run=%s failed: %s", run, reason)
+            self._audit.tell(events)
+        return bool(closed)
+
+    async def _sweep(self) -> None:
+        """What is due by the clock only: the connection's probe, this listener's health."""
+        if self._subscription.connected:
+            await self._subscription.probe()
+        await self._report("listening")
+        self._next_sweep = time.monotonic() + self._settings.sweep
+
+    async def _report(self, mode: str) -> None:
+        async def work(tx: Transaction) -> None:
+            await tx.execute(
+                """
+                insert into chaz.listeners (id, name, pid, mode) values (%(id)s, %(name)s, %(pid)s, %(mode)s)
+                on conflict (id) do update set mode = excluded.mode, seen_at = clock_timestamp()
+                """,
+                {"id": self.id, "name": socket.gethostname(), "pid": os.getpid(), "mode": mode},
+            )
+
+        await self._database.transact(work)

@@ -1,0 +1,338 @@
+"""Placing: the listener's transaction that gives unplaced entries their positions and makes the runs they ask for."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any
+from uuid import UUID
+
+from psycopg.types.json import Jsonb
+
+from chaz.database import Row, Transaction
+from chaz.routing import Noted, Refused, Roster, Wake, route
+from chaz.runs import DEFAULT_TIMEOUT, Publication, publication
+
+
+@dataclass
+class Placed:
+    """What one round of placing did."""
+
+    entries: int = 0
+    more: bool = False
+    """Something is left that this round did not take."""
+    publications: list[Publication] = field(default_factory=list[Publication])
+    """Runs to publish once the transaction has committed."""
+
+
+@dataclass
+class _Session:
+    """A locked head, and what is to be appended under it."""
+
+    row: Row
+    next_position: int
+    active_run: UUID | None
+    roster: list[str]
+    lead: str | None
+    changed: bool = False
+
+
+async def place(
+    tx: Transaction,
+    *,
+    default_agent: str,
+    first_wait: float,
+    only: UUID | None = None,
+    sessions: int = 500,
+    per_session: int = 2000,
+) -> Placed:
+    """Place unplaced entries of sessions whose heads are free, in order of arrival, and make the runs they ask for.
+
+    Heads are locked first and the entries read in a second statement: in one statement two listeners would place the
+    same entry twice, its snapshot being older than the lock.
+    """
+    await _open_sessions(tx, only)
+    locked = await _lock_heads(tx, only, sessions)
+    if not locked:
+        return Placed()
+    rows = await _give_positions(tx, locked, per_session)
+    await _load_rosters(tx, locked)
+    agents = {
+        row["name"]: row
+        for row in await (await tx.execute("select name, queue, max_steps, timeout from chaz.agents")).fetchall()
+    }
+    counts: dict[UUID, int] = defaultdict(int)
+    for row in rows:
+        counts[row["session_id"]] += 1
+        session = locked[row["session_id"]]
+        session.next_position = row["position"] + 1
+        session.changed = True
+    work = _Work(tx, agents, default_agent, first_wait)
+    for row in rows:
+        await work.answer(locked[row["session_id"]], row)
+    await work.write(locked)
+    return Placed(
+        entries=len(rows),
+        more=len(locked) == sessions or any(count == per_session for count in counts.values()),
+        publications=work.publications,
+    )
+
+
+async def _open_sessions(tx: Transaction, only: UUID | None) -> None:
+    """Make the sessions that unplaced entries name. A name that is not of its id is dropped, not believed."""
+    await tx.execute(
+        """
+        with missing as (
+            select distinct on (e.session_id) e.session_id, e.tenant,
+                case when chaz.session_id(e.metadata->>'session', e.tenant) = e.session_id
+                    then e.metadata->>'session' end as name
+            from chaz.entries e
+            where e.position is null and (%(only)s::uuid is null or e.session_id = %(only)s)
+                and not exists (select from chaz.heads h where h.session_id = e.session_id)
+            order by e.session_id, e.arrival),
+        opened as (
+            insert into chaz.sessions (id, tenant, name) select session_id, tenant, name from missing
+            on conflict do nothing)
+        insert into chaz.heads (session_id) select session_id from missing order by session_id on conflict do nothing
+        """,
+        {"only": only},
+    )
+
+
+async def _lock_heads(tx: Transaction, only: UUID | None, limit: int) -> dict[UUID, _Session]:
+    cursor = await tx.execute(
+        """
+        select h.session_id, h.next_position, h.active_run, s.tenant, s.parent_run_id, s.root_run_id, s.depth, s.scope,
+            s.deadline
+        from chaz.heads h join chaz.sessions s on s.id = h.session_id
+        where h.session_id in (
+            select session_id from chaz.entries
+            where position is null and (%(only)s::uuid is null or session_id = %(only)s))
+        order by h.session_id limit %(limit)s for update of h skip locked
+        """,
+        {"only": only, "limit": limit},
+    )
+    return {
+        row["session_id"]: _Session(row, row["next_position"], row["active_run"], [], None)
+        for row in await cursor.fetchall()
+    }
+
+
+async def _give_positions(tx: Transaction, locked: dict[UUID, _Session], per_session: int) -> list[dict[str, Any]]:
+    cursor = await tx.execute(
+        """
+        with head(session_id, next_position) as (
+            select * from unnest(%(ids)s::uuid[], %(positions)s::bigint[])),
+        unplaced as (
+            select e.id, h.next_position - 1 + row_number() over (partition by e.session_id order by e.arrival) as position
+            from head h cross join lateral (
+                select id, session_id, arrival from chaz.entries
+                where session_id = h.session_id and position is null order by arrival limit %(limit)s) e)
+        update chaz.entries e set position = u.position from unplaced u where e.id = u.id
+        returning e.id, e.tenant, e.session_id, e.position, e.type, e.author, e.recipient, e.run_id,
+            case when e.type = 'message' then e.content else '' end as content, e.metadata->'options' as options
+        """,
+        {
+            "ids": list(locked),
+            "positions": [session.next_position for session in locked.values()],
+            "limit": per_session,
+        },
+    )
+    return sorted(await cursor.fetchall(), key=lambda row: (row["session_id"], row["position"]))
+
+
+async def _load_rosters(tx: Transaction, locked: dict[UUID, _Session]) -> None:
+    cursor = await tx.execute(
+        """
+        select session_id, agent, lead from chaz.attachments
+        where session_id = any(%(ids)s) order by session_id, attached_at, agent
+        """,
+        {"ids": list(locked)},
+    )
+    for row in await cursor.fetchall():
+        session = locked[row["session_id"]]
+        session.roster.append(row["agent"])
+        if row["lead"]:
+            session.lead = row["agent"]
+
+
+class _Work:
+    """Rows gathered from the routing of a round, written together at its end."""
+
+    def __init__(self, tx: Transaction, agents: Mapping[str, Row], default_agent: str, first_wait: float) -> None:
+        self.publications: list[Publication] = []
+        self._tx = tx
+        self._agents = agents
+        self._default_agent = default_agent
+        self._first_wait = first_wait
+        self._attachments: list[dict[str, Any]] = []
+        self._entries: list[dict[str, Any]] = []
+        self._runs: list[dict[str, Any]] = []
+
+    async def answer(self, session: _Session, row: dict[str, Any]) -> None:
+        """Do what the entry asks for. An entry that cannot be routed never stops the others."""
+        if row["tenant"] != session.row["tenant"]:
+            self._append(session, row, "error", f"the entry's tenant is {row['tenant']!r}, not the session's")
+            return
+        wake = route(
+            type=row["type"],
+            author=row["author"],
+            recipient=row["recipient"],
+            content=row["content"],
+            options=row["options"],
+            roster=Roster(tuple(session.roster), session.lead, self._default_agent),
+        )
+        match wake:
+            case Wake():
+                self._wake(session, row, wake)
+            case Refused():
+                self._append(session, row, "error", wake.why, run_id=row["id"], reason="invalid")
+                self._runs.append(
+                    self._run(session, row, wake.agent)
+                    | {"state": "failed", "result": wake.why, "reason": "invalid", "ended": True}
+                )
+            case Noted():
+                self._append(session, row, "note", wake.why)
+            case None:
+                pass
+
+    def _wake(self, session: _Session, row: dict[str, Any], wake: Wake) -> None:
+        if wake.attach:
+            lead = not session.roster
+            session.roster.append(wake.agent)
+            session.lead = session.lead or (wake.agent if lead else None)
+            self._attachments.append({"session": row["session_id"], "agent": wake.agent, "lead": lead})
+        options = wake.options
+        run = self._run(session, row, wake.agent) | {
+            "not_before": options.not_before,
+            "expires": options.expires,
+            "priority": options.priority,
+            "state": "pending",
+        }
+        agent = self._agents.get(wake.agent)
+        if options.timeout is not None:
+            run["timeout"] = timedelta(seconds=options.timeout)
+        if session.active_run is None:
+            session.active_run = row["id"]
+            run["state"] = "queued"
+            # Published right after the commit, so the next bell is due later; the rest is for the sweep.
+            if agent is not None and options.not_before is None:
+                run["publishes"] = 1
+                self.publications.append(
+                    publication(
+                        {
+                            "id": row["id"],
+                            "agent": wake.agent,
+                            "session_id": row["session_id"],
+                            "parent_run_id": run["parent"],
+                            "queue": agent["queue"],
+                            "priority": options.priority,
+                        }
+                    )
+                )
+        self._runs.append(run)
+
+    def _run(self, session: _Session, row: dict[str, Any], agent: str) -> dict[str, Any]:
+        registered = self._agents.get(agent)
+        # Only the directive that spawned a child session is its parent's; others that come in later are their own.
+        parent = row["run_id"] if row["author"] == "agent" else None
+        return {
+            "id": row["id"],
+            "tenant": row["tenant"],
+            "session": row["session_id"],
+            "agent": agent,
+            "cause": row["type"],
+            "position": row["position"],
+            "parent": parent,
+            "root": session.row["root_run_id"] or row["id"],
+            "depth": session.row["depth"],
+            "scope": None if session.row["scope"] is None else Jsonb(session.row["scope"]),
+            "timeout": registered["timeout"] if registered else DEFAULT_TIMEOUT,
+            "latest": session.row["deadline"],
+            "not_before": None,
+            "expires": None,
+            "priority": 0,
+            "publishes": 0,
+            "result": None,
+            "reason": None,
+            "ended": False,
+            "first_wait": self._first_wait,
+        }
+
+    def _append(
+        self,
+        session: _Session,
+        row: dict[str, Any],
+        type: str,
+        text: str,
+        *,
+        run_id: UUID | None = None,
+        reason: str = "",
+    ) -> None:
+        self._entries.append(
+            {
+                "tenant": session.row["tenant"],
+                "session": row["session_id"],
+                "position": session.next_position,
+                "type": type,
+                "content": text,
+                "metadata": Jsonb({"entry": str(row["id"])} | ({"reason": reason} if reason else {})),
+                "run": run_id,
+            }
+        )
+        session.next_position += 1
+
+    async def write(self, locked: dict[UUID, _Session]) -> None:
+        """Write what was gathered, in few round trips."""
+        tx = self._tx
+        async with tx.pipeline(), tx.cursor() as cursor:
+            if self._attachments:
+                await cursor.executemany(
+                    """
+                    insert into chaz.attachments (session_id, agent, lead) values (%(session)s, %(agent)s, %(lead)s)
+                    on conflict do nothing
+                    """,
+                    self._attachments,
+                )
+            if self._runs:
+                await cursor.executemany(_INSERT_RUN, self._runs)
+                await cursor.executemany(
+                    "insert into chaz.tree_budgets (root_run_id) values (%(root)s) on conflict do nothing",
+                    [{"root": run["root"]} for run in self._runs if run["root"] == run["id"]],
+                )
+            if self._entries:
+                await cursor.executemany(
+                    """
+                    insert into chaz.entries (tenant, session_id, position, type, sender, author, content, metadata, run_id)
+                    values (%(tenant)s, %(session)s, %(position)s, %(type)s, 'chaz', 'system', %(content)s, %(metadata)s,
+                        %(run)s)
+                    """,
+                    self._entries,
+                )
+            await cursor.executemany(
+                """
+                update chaz.heads set next_position = %(next)s, active_run = %(active)s where session_id = %(session)s
+                """,
+                [
+                    {"session": id, "next": s.next_position, "active": s.active_run}
+                    for id, s in locked.items()
+                    if s.changed
+                ],
+            )
+
+
+_INSERT_RUN = """
+    insert into chaz.runs (id, tenant, session_id, agent, state, cause, trigger_position, priority, parent_run_id,
+        root_run_id, depth, scope, not_before, expires_at, deadline, publishes, publish_after, result, reason,
+        queued_at, ended_at)
+    values (%(id)s, %(tenant)s, %(session)s, %(agent)s, %(state)s, %(cause)s, %(position)s, %(priority)s, %(parent)s,
+        %(root)s, %(depth)s, %(scope)s, %(not_before)s, %(expires)s,
+        least(greatest(%(not_before)s::timestamptz, clock_timestamp()) + %(timeout)s, %(latest)s::timestamptz),
+        %(publishes)s,
+        case when %(publishes)s > 0 then clock_timestamp() + %(first_wait)s * interval '1 second'
+            else greatest(%(not_before)s::timestamptz, clock_timestamp()) end,
+        %(result)s, %(reason)s,
+        case when %(state)s = 'queued' then clock_timestamp() end, case when %(ended)s then clock_timestamp() end)
+"""

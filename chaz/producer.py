@@ -1,0 +1,400 @@
+"""The producer: a session's log, and the one door into it.
+
+:class:`AsyncChaz` is the source; :class:`Chaz` is the same for code that is not async.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import AsyncGenerator, Iterator, Mapping
+from datetime import datetime, timedelta
+from functools import partial
+from typing import Any, Self, TypedDict, Unpack, cast
+from uuid import UUID, uuid4
+
+import psycopg
+from psycopg.rows import tuple_row
+
+from chaz import runs, sessionlog
+from chaz.database import Database, chaz_errors, translated
+from chaz.entries import FROM_PRODUCERS, Author, Entry, EntryType, safe_text, session_id
+from chaz.errors import ConfigurationError, InvalidEntry, UnknownRun, UnknownSession
+from chaz.loops import LoopThread, loop_thread
+from chaz.result import FOLLOW_EVERY, AgentResult, AsyncAgentResult, iterate
+from chaz.sessionlog import SEND, Submission
+from chaz.settings import Settings
+from chaz.waiter import Waiter
+
+
+class SendOptions(TypedDict, total=False):
+    """What every kind of sending takes besides. Times in seconds or as ``timedelta``; instants with a time zone."""
+
+    sender: str
+    """Who speaks; default: the program's user."""
+    author: Author
+    """``human`` or ``program``."""
+    id: UUID
+    idempotency_key: str
+    """The same again, with the same body, is the same entry."""
+    metadata: Mapping[str, Any]
+    countdown: float | timedelta
+    """The run starts so much later."""
+    eta: datetime
+    """The run starts then or later."""
+    expires: float | timedelta | datetime
+    """Not started by then, the run fails."""
+    timeout: float | timedelta
+    """Not ended in this time, the run fails."""
+    priority: int
+    """Higher goes first, among what waits in the session and what the listener publishes at once."""
+    connection: object
+    """Send inside the caller's own transaction: a psycopg or SQLAlchemy connection (or SQLAlchemy session)."""
+
+
+class _Target:
+    """A session as a producer names it: by name, by the id of one that exists, or a fresh one."""
+
+    def __init__(self, name: str | None, id: UUID | None) -> None:
+        if name is not None and id is not None:
+            raise InvalidEntry("give a session's name or its id, not both")
+        if name is not None and not 1 <= len(name) <= 200:
+            raise InvalidEntry(f"a session's name has 1 to 200 characters, not {len(name)}")
+        if name is not None and _UUID.fullmatch(name):
+            name, id = None, UUID(name)
+        self.name = name
+        self.fresh = name is None and id is None
+        self.given_id = id or (uuid4() if self.fresh else None)
+
+    def id(self, tenant: str) -> UUID:
+        return self.given_id or session_id(self.name or "", tenant)
+
+    def __repr__(self) -> str:
+        return repr(self.name or str(self.given_id))
+
+
+_UUID = re.compile(r"[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
+
+
+def submission(
+    target: _Target, tenant: str, type: EntryType, content: str, recipient: str | None, options: SendOptions
+) -> Submission:
+    """What is sent. Raises InvalidEntry for what Python can tell; PostgreSQL tells the rest."""
+    if type not in FROM_PRODUCERS:
+        allowed = ", ".join(sorted(FROM_PRODUCERS))
+        raise InvalidEntry(f"a producer cannot send an entry of type {type!r}; it may send: {allowed}")
+    known = SendOptions.__annotations__.keys()
+    if unknown := options.keys() - known:
+        raise InvalidEntry(f"unknown option {min(unknown)!r}; there are: {', '.join(sorted(known))}")
+    expires = options.get("expires")
+    countdown, eta = options.get("countdown"), options.get("eta")
+    if countdown is not None and eta is not None:
+        raise InvalidEntry("give a countdown or an eta, not both")
+    for name, instant in (("eta", eta), ("expires", expires)):
+        if isinstance(instant, datetime) and instant.tzinfo is None:
+            raise InvalidEntry(f"{name} has no time zone: {instant}; use an aware datetime")
+    sender = options.get("sender") or os.environ.get("USER") or "program"
+    return Submission(
+        session=target.name or str(target.given_id),
+        type=type,
+        sender=safe_text(sender, 200),
+        content=safe_text(content, len(content)),
+        recipient=recipient,
+        author=options.get("author", "program"),
+        id=options.get("id"),
+        idempotency_key=options.get("idempotency_key"),
+        metadata=options.get("metadata", {}),
+        tenant=tenant,
+        countdown=_seconds(countdown),
+        eta=eta,
+        expires_at=expires if isinstance(expires, datetime) else None,
+        expires_in=None if isinstance(expires, datetime) else _seconds(expires),
+        timeout=_seconds(options.get("timeout")),
+        priority=options.get("priority"),
+        open_session=target.fresh,
+    )
+
+
+def _seconds(value: float | timedelta | None) -> timedelta | None:
+    return timedelta(seconds=value) if isinstance(value, int | float) else value
+
+
+# The one statement, with SQLAlchemy's way of naming parameters.
+_SEND_NAMED = re.sub(r"%\((\w+)\)s", r":\1", SEND)
+
+
+def _is_sqlalchemy(connection: object) -> bool:
+    return type(connection).__module__.partition(".")[0] == "sqlalchemy"
+
+
+def _not_a_connection(connection: object, wanted: str) -> ConfigurationError:
+    return ConfigurationError(
+        f"connection is {type(connection).__qualname__}; here it must be {wanted} of psycopg or SQLAlchemy"
+    )
+
+
+def send_on(connection: object, parameters: Mapping[str, Any]) -> UUID:
+    """Send on the caller's own synchronous connection, in its transaction."""
+    with chaz_errors():
+        if isinstance(connection, psycopg.Connection):
+            given = cast("psycopg.Connection[Any]", connection)
+            with given.cursor(row_factory=tuple_row) as cursor:
+                row = cursor.execute(SEND, parameters).fetchone()
+            assert row is not None
+            return row[0]
+        if _is_sqlalchemy(connection) and not type(connection).__name__.startswith("Async"):
+            from sqlalchemy import text
+
+            with _sqlalchemy_errors():
+                return cast("Any", connection).execute(text(_SEND_NAMED), parameters).scalar_one()
+    raise _not_a_connection(connection, "a connection")
+
+
+async def send_on_async(connection: object, parameters: Mapping[str, Any]) -> UUID:
+    """Send on the caller's own async connection, in its transaction."""
+    with chaz_errors():
+        if isinstance(connection, psycopg.AsyncConnection):
+            given = cast("psycopg.AsyncConnection[Any]", connection)
+            async with given.cursor(row_factory=tuple_row) as cursor:
+                row = await (await cursor.execute(SEND, parameters)).fetchone()
+            assert row is not None
+            return row[0]
+        if _is_sqlalchemy(connection) and type(connection).__name__.startswith("Async"):
+            from sqlalchemy import text
+
+            with _sqlalchemy_errors():
+                return (await cast("Any", connection).execute(text(_SEND_NAMED), parameters)).scalar_one()
+    raise _not_a_connection(connection, "an async connection")
+
+
+class _sqlalchemy_errors:
+    """Raise SQLAlchemy's wrapped psycopg errors in chaz's words."""
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, _type: object, error: BaseException | None, _traceback: object) -> None:
+        original = getattr(error, "orig", None)
+        if isinstance(original, psycopg.Error) and (found := translated(original, "the given connection")):
+            raise found from error
+
+
+class AsyncSession:
+    """A session, to write to and to read."""
+
+    def __init__(self, chaz: AsyncChaz, target: _Target) -> None:
+        self._chaz = chaz
+        self._target = target
+
+    @property
+    def id(self) -> UUID:
+        """The session's id."""
+        return self._target.id(self._chaz.settings.tenant)
+
+    @property
+    def name(self) -> str | None:
+        """Its name, if it was asked for by name."""
+        return self._target.name
+
+    async def send(
+        self, type: EntryType, content: str, *, recipient: str | None = None, **options: Unpack[SendOptions]
+    ) -> AsyncAgentResult:
+        """Insert an entry and return the handle of the run that answers it. One INSERT; it takes no lock.
+
+        Raises InvalidEntry, Conflict, UnknownSession, DatabaseUnavailable, SchemaError.
+        """
+        sent = submission(self._target, self._chaz.settings.tenant, type, content, recipient, options)
+        connection = options.get("connection")
+        if connection is not None:
+            return self._chaz.handle(await send_on_async(connection, sent.parameters()), uncommitted=True)
+        return self._chaz.handle(await self._chaz.database.transact(partial(sessionlog.send, submission=sent)))
+
+    async def say(self, text: str, *, recipient: str | None = None, **options: Unpack[SendOptions]) -> AsyncAgentResult:
+        """A message, by a person unless ``author`` says otherwise."""
+        return await self.send("message", text, recipient=recipient, **{"author": "human", **options})
+
+    async def direct(self, agent: str, instruction: str, **options: Unpack[SendOptions]) -> AsyncAgentResult:
+        """A directive: an instruction to one agent, which it attaches to the session."""
+        return await self.send("directive", instruction, recipient=agent, **options)
+
+    async def entries(self, follow: bool = False, after: int = 0) -> AsyncGenerator[Entry]:
+        """Its entries past position ``after``, in order, unplaced ones last; with ``follow`` as they come, for ever.
+
+        Raises UnknownSession.
+        """
+        import asyncio
+
+        found = await sessionlog.entries(self._chaz.database, self.id, after=(after, 1 << 30 if after else 0))
+        if not found and await sessionlog.session_row(self._chaz.database, self.id) is None:
+            raise UnknownSession(self._target.name or str(self.id))
+        if not follow:
+            for entry in found:
+                yield entry
+            return
+        follower = sessionlog.Follower(self._chaz.database, self.id, after=after)
+        while True:
+            for entry in await follower.next():
+                yield entry
+            await asyncio.sleep(FOLLOW_EVERY)
+
+    def __repr__(self) -> str:
+        return f"<AsyncSession {self._target!r}>"
+
+
+class AsyncChaz:
+    """A producer on the running loop. Use it as an async context manager, or call :meth:`close`."""
+
+    def __init__(self, url: str | None = None, *, settings: Settings | None = None) -> None:
+        self.settings = settings or Settings.from_env({}, database_url=url)
+        self.database = Database(
+            self.settings.require_database(), size=self.settings.database_pool, name="chaz-producer"
+        )
+        self._waiter = Waiter(self.database, self.settings.listen_url or self.settings.database_url)
+
+    @classmethod
+    def from_env(cls) -> Self:
+        """A producer by ``CHAZ_DATABASE_URL`` and the other ``CHAZ_*`` variables. Raises ConfigurationError."""
+        return cls(settings=Settings.from_env())
+
+    async def __aenter__(self) -> Self:
+        await self.database.open()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Give the connections back."""
+        await self._waiter.close()
+        await self.database.close()
+
+    def session(self, name: str | None = None, *, id: UUID | None = None) -> AsyncSession:
+        """The session of this name (made when first sent to), the existing one of this id, or a fresh one."""
+        return AsyncSession(self, _Target(name, id))
+
+    def handle(self, id: UUID, *, uncommitted: bool = False) -> AsyncAgentResult:
+        """The handle of a run, unchecked."""
+        return AsyncAgentResult(id, self.database, self._waiter, uncommitted=uncommitted)
+
+    async def result(self, id: UUID | str) -> AsyncAgentResult:
+        """The handle of a run that exists. Raises UnknownRun."""
+        handle = self.handle(_run_id(id))
+        await handle.state()
+        return handle
+
+
+def _run_id(id: UUID | str) -> UUID:
+    if isinstance(id, UUID):
+        return id
+    try:
+        return UUID(id)
+    except ValueError:
+        raise UnknownRun(id) from None
+
+
+class Session:
+    """A session, to write to and to read."""
+
+    def __init__(self, chaz: Chaz, target: _Target) -> None:
+        self._chaz = chaz
+        self._target = target
+
+    @property
+    def id(self) -> UUID:
+        """The session's id."""
+        return self._target.id(self._chaz.settings.tenant)
+
+    @property
+    def name(self) -> str | None:
+        """Its name, if it was asked for by name."""
+        return self._target.name
+
+    def _inner(self) -> AsyncSession:
+        return AsyncSession(self._chaz.inner, self._target)
+
+    def send(
+        self, type: EntryType, content: str, *, recipient: str | None = None, **options: Unpack[SendOptions]
+    ) -> AgentResult:
+        """Insert an entry and return the handle of the run that answers it. Raises as :meth:`AsyncSession.send`."""
+        connection = options.get("connection")
+        if connection is not None:
+            # On the caller's own thread: it is the caller's connection.
+            sent = submission(self._target, self._chaz.settings.tenant, type, content, recipient, options)
+            id = send_on(connection, sent.parameters())
+            return self._chaz.handle(id, uncommitted=True)
+        inner = self._chaz.loop.run(self._inner().send(type, content, recipient=recipient, **options))
+        return AgentResult(inner, self._chaz.loop)
+
+    def say(self, text: str, *, recipient: str | None = None, **options: Unpack[SendOptions]) -> AgentResult:
+        """A message, by a person unless ``author`` says otherwise."""
+        return self.send("message", text, recipient=recipient, **{"author": "human", **options})
+
+    def direct(self, agent: str, instruction: str, **options: Unpack[SendOptions]) -> AgentResult:
+        """A directive: an instruction to one agent, which it attaches to the session."""
+        return self.send("directive", instruction, recipient=agent, **options)
+
+    def entries(self, follow: bool = False, after: int = 0) -> Iterator[Entry]:
+        """Its entries past position ``after``, in order; with ``follow`` as they come, for ever. Raises UnknownSession."""
+        return iterate(self._inner().entries(follow, after), self._chaz.loop)
+
+    def __repr__(self) -> str:
+        return f"<Session {self._target!r}>"
+
+
+class Chaz:
+    """A producer. Use it as a context manager, or call :meth:`close`. It may be used from any thread, and after a fork."""
+
+    def __init__(self, url: str | None = None, *, settings: Settings | None = None) -> None:
+        self.settings = settings or Settings.from_env({}, database_url=url)
+        self.settings.require_database()
+        self._made: tuple[int, AsyncChaz] | None = None
+
+    @classmethod
+    def from_env(cls) -> Self:
+        """A producer by ``CHAZ_DATABASE_URL`` and the other ``CHAZ_*`` variables. Raises ConfigurationError."""
+        return cls(settings=Settings.from_env())
+
+    @property
+    def loop(self) -> LoopThread:
+        """The process's loop thread, on which everything happens."""
+        return loop_thread()
+
+    @property
+    def inner(self) -> AsyncChaz:
+        """The async producer of this process."""
+        if self._made is None or self._made[0] != os.getpid():
+
+            async def make() -> AsyncChaz:
+                return AsyncChaz(settings=self.settings)
+
+            self._made = (os.getpid(), self.loop.run(make()))
+        return self._made[1]
+
+    def __enter__(self) -> Self:
+        self.loop.run(self.inner.database.open())
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Give the connections back."""
+        made, self._made = self._made, None
+        if made is not None and made[0] == os.getpid():
+            self.loop.run(made[1].close())
+
+    def session(self, name: str | None = None, *, id: UUID | None = None) -> Session:
+        """The session of this name (made when first sent to), the existing one of this id, or a fresh one."""
+        return Session(self, _Target(name, id))
+
+    def handle(self, id: UUID, *, uncommitted: bool = False) -> AgentResult:
+        """The handle of a run, unchecked."""
+        return AgentResult(self.inner.handle(id, uncommitted=uncommitted), self.loop)
+
+    def result(self, id: UUID | str) -> AgentResult:
+        """The handle of a run that exists. Raises UnknownRun."""
+        return AgentResult(self.loop.run(self.inner.result(id)), self.loop)
+
+    def runs(self, wanted: runs.RunFilter | None = None) -> list[dict[str, Any]]:
+        """Runs as a person wants to see them, newest first."""
+        return self.loop.run(runs.listing(self.inner.database, wanted or runs.RunFilter()))

@@ -1,0 +1,249 @@
+"""The handle of a run, with the manners of Celery's ``AsyncResult``.
+
+:class:`AsyncAgentResult` is the source; :class:`AgentResult` is the same for code that is not async.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Generator, Iterable, Iterator
+from concurrent.futures import FIRST_COMPLETED, Future
+from concurrent.futures import wait as wait_for_futures
+from typing import Any
+from uuid import UUID
+
+from chaz import runs, sessionlog
+from chaz.database import Database, Row
+from chaz.entries import Entry
+from chaz.errors import RunCancelled, RunFailed, UnknownRun, WaitInsideRun, WaitTimeout
+from chaz.loops import LoopThread
+from chaz.runtime.tools import current_call
+from chaz.waiter import NOBODY, Waiter, is_over
+
+FOLLOW_EVERY = 0.1
+"""Seconds between two looks of a reader that follows."""
+SETTLE = 5.0
+"""Seconds that a reader waits, after the end of a run, for its last audit entries."""
+
+
+def outcome_of(row: Row, *, propagate: bool = True) -> str | None:
+    """The text of a run that is over; None where the entry woke nobody. Raises RunFailed, RunCancelled."""
+    if row["state"] == NOBODY:
+        return None
+    if row["state"] == "succeeded" or not propagate:
+        return row["result"]
+    error = RunCancelled if row["state"] == "cancelled" else RunFailed
+    raise error(row["id"], row["reason"] or row["state"], row["result"] or "")
+
+
+class AsyncAgentResult:
+    """What a producer holds of the run that answers its entry."""
+
+    def __init__(self, id: UUID, database: Database, waiter: Waiter, *, uncommitted: bool = False) -> None:
+        self.id = id
+        self._database = database
+        self._waiter = waiter
+        # Sent in the caller's own transaction: unknown until that commits, and no mistake.
+        self._uncommitted = uncommitted
+
+    async def _status(self) -> Row:
+        row = (await runs.status(self._database, [self.id])).get(self.id)
+        if row is None:
+            if self._uncommitted:
+                return {"state": "pending", "id": self.id, "result": None, "reason": None, "session_id": None}
+            raise UnknownRun(self.id)
+        return row
+
+    async def state(self) -> str:
+        """The run's state; ``pending`` before it is placed, ``nobody`` if the entry wakes no agent. Raises UnknownRun."""
+        return (await self._status())["state"]
+
+    async def ready(self) -> bool:
+        """Whether it is over."""
+        return is_over(await self._status())
+
+    async def successful(self) -> bool:
+        """Whether it has succeeded."""
+        return (await self._status())["state"] in {"succeeded", NOBODY}
+
+    async def failed(self) -> bool:
+        """Whether it has failed."""
+        return (await self._status())["state"] == "failed"
+
+    async def result(self) -> str | None:
+        """The answer, or why it ended; None while it is not over."""
+        row = await self._status()
+        return row["result"] if is_over(row) else None
+
+    async def wait(self, timeout: float | None = None) -> None:
+        """Wait until it is over, for ``timeout`` seconds at most. Raises WaitTimeout, UnknownRun, WaitInsideRun."""
+        await self._over(timeout)
+
+    async def get(self, timeout: float | None = None, propagate: bool = True) -> str | None:
+        """The answer, once it is there; None where the entry woke nobody.
+
+        Raises RunFailed and RunCancelled (not with ``propagate=False``: then the text), WaitTimeout after ``timeout``
+        seconds, UnknownRun, and WaitInsideRun in a tool, where a wait would hold a worker.
+        """
+        return outcome_of(await self._over(timeout), propagate=propagate)
+
+    async def _over(self, timeout: float | None) -> Row:
+        refuse_in_a_run("get()")
+        await self._status()
+        try:
+            async with asyncio.timeout(timeout):
+                return await self._waiter.wait(self.id)
+        except TimeoutError:
+            raise WaitTimeout(self.id, await self.state(), timeout) from None
+
+    def __await__(self) -> Generator[Any, None, str | None]:
+        return self.get().__await__()
+
+    async def entries(self, follow: bool = False) -> AsyncGenerator[Entry]:
+        """The entries of its session from its own on, in order; with ``follow`` as they come, until it is over."""
+        row = await self._status()
+        while row["session_id"] is None:
+            await asyncio.sleep(FOLLOW_EVERY)
+            row = await self._status()
+        own = await sessionlog.entry(self._database, self.id)
+        while follow and own is not None and own.position is None:
+            await asyncio.sleep(FOLLOW_EVERY)
+            own = await sessionlog.entry(self._database, self.id)
+        after = (own.position or 1) - 1 if own is not None else 0
+        if not follow:
+            for entry in await sessionlog.entries(self._database, row["session_id"], after=(after, 1 << 30)):
+                yield entry
+            return
+        async for entry in follow_until_over(self, self._database, row["session_id"], after=after):
+            yield entry
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.id}>"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, type(self)) and other.id == self.id
+
+    def __hash__(self) -> int:
+        return hash(self.id)
+
+
+async def follow_until_over(
+    handle: AsyncAgentResult, database: Database, session_id: UUID, *, after: int
+) -> AsyncGenerator[Entry]:
+    """Entries past position ``after`` as they come, until the run is over and its audit trail read (or late)."""
+    follower = sessionlog.Follower(database, session_id, after=after)
+    over_since: float | None = None
+    while True:
+        if over_since is None and await handle.ready():
+            over_since = time.monotonic()
+        for entry in await follower.next():
+            yield entry
+        if over_since is not None and (not follower.open_runs or time.monotonic() - over_since > SETTLE):
+            return
+        await asyncio.sleep(FOLLOW_EVERY)
+
+
+def refuse_in_a_run(method: str) -> None:
+    """Raise WaitInsideRun where the code runs in a tool."""
+    if current_call.get() is not None:
+        raise WaitInsideRun(method)
+
+
+class AgentResult:
+    """What a producer holds of the run that answers its entry. It may also be awaited, on any loop."""
+
+    def __init__(self, inner: AsyncAgentResult, loop: LoopThread) -> None:
+        self._inner = inner
+        self._loop = loop
+
+    @property
+    def id(self) -> UUID:
+        """The run's id, which is its triggering entry's, and Celery's task id."""
+        return self._inner.id
+
+    @property
+    def state(self) -> str:
+        """The run's state; ``pending`` before it is placed, ``nobody`` if the entry wakes no agent. Raises UnknownRun."""
+        return self._loop.run(self._inner.state())
+
+    def ready(self) -> bool:
+        """Whether it is over."""
+        return self._loop.run(self._inner.ready())
+
+    def successful(self) -> bool:
+        """Whether it has succeeded."""
+        return self._loop.run(self._inner.successful())
+
+    def failed(self) -> bool:
+        """Whether it has failed."""
+        return self._loop.run(self._inner.failed())
+
+    @property
+    def result(self) -> str | None:
+        """The answer, or why it ended; None while it is not over."""
+        return self._loop.run(self._inner.result())
+
+    def wait(self, timeout: float | None = None) -> None:
+        """Wait until it is over, for ``timeout`` seconds at most. Raises WaitTimeout, UnknownRun, WaitInsideRun."""
+        refuse_in_a_run("wait()")
+        self._loop.run(self._inner.wait(timeout))
+
+    def get(self, timeout: float | None = None, propagate: bool = True) -> str | None:
+        """The answer, once it is there; None where the entry woke nobody. Raises as :meth:`AsyncAgentResult.get`."""
+        refuse_in_a_run("get()")
+        return self._loop.run(self._inner.get(timeout, propagate))
+
+    def entries(self, follow: bool = False) -> Iterator[Entry]:
+        """The entries of its session from its own on, in order; with ``follow`` as they come, until it is over."""
+        return iterate(self._inner.entries(follow), self._loop)
+
+    def __await__(self) -> Generator[Any, None, str | None]:
+        refuse_in_a_run("await")
+        return asyncio.wrap_future(self._loop.submit(self._inner.get())).__await__()
+
+    def __repr__(self) -> str:
+        return f"<AgentResult {self.id}>"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, AgentResult) and other.id == self.id
+
+    def __hash__(self) -> int:
+        return hash(self.id)
+
+    def future(self) -> Future[None]:
+        """A future that is done when the run is over."""
+        refuse_in_a_run("future()")
+        return self._loop.submit(self._inner.wait())
+
+
+def iterate(generator: AsyncGenerator[Entry], loop: LoopThread) -> Iterator[Entry]:
+    """An async generator of the loop, for code that is not async."""
+
+    async def step() -> Entry | None:
+        return await anext(generator, None)
+
+    try:
+        while (item := loop.run(step())) is not None:
+            yield item
+    finally:
+        loop.run(generator.aclose())
+
+
+def as_completed(handles: Iterable[AgentResult], timeout: float | None = None) -> Iterator[AgentResult]:
+    """The handles in the order in which their runs end. Raises WaitTimeout after ``timeout`` seconds in all."""
+    started = time.monotonic()
+    futures = {handle.future(): handle for handle in dict.fromkeys(handles)}
+    try:
+        while futures:
+            left = None if timeout is None else max(0.0, timeout - (time.monotonic() - started))
+            done, _ = wait_for_futures(futures, left, FIRST_COMPLETED)
+            if not done:
+                handle = next(iter(futures.values()))
+                raise WaitTimeout(handle.id, handle.state, timeout)
+            for future in done:
+                future.result()
+                yield futures.pop(future)
+    finally:
+        for future in futures:
+            future.cancel()

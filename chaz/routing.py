@@ -1,0 +1,110 @@
+"""Who a placed entry wakes. Pure: the log's rules, without the log.
+
+::
+
+    message     from a human or a program  -> a run of the agent it is for
+    directive                              -> a run of its recipient, which it attaches
+    anything else                          -> nothing
+
+Who a message is for: its recipient, else the first @mention of an attached agent, else the session's lead, else its
+first attached agent, else the deployment's default agent.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from pydantic import ValidationError
+
+from chaz.entries import Author, EntryType, RunOptions
+
+# A mention stands at a word's edge: not inside an e-mail address or a URL.
+_MENTION = re.compile(r"(?<![\w@./:-])@([\w][\w.-]*)")
+
+
+@dataclass(frozen=True)
+class Roster:
+    """The agents of a session, in the order in which they were attached."""
+
+    agents: Sequence[str] = ()
+    lead: str | None = None
+    default: str = ""
+    """The deployment's default agent, or empty."""
+
+
+@dataclass(frozen=True)
+class Wake:
+    """Make a run of this agent; ``attach`` it to the session first."""
+
+    agent: str
+    attach: bool = False
+    options: RunOptions = field(default_factory=RunOptions)
+
+
+@dataclass(frozen=True)
+class Refused:
+    """The entry should wake somebody and cannot: a failed run of ``agent``, and an ``error`` entry saying why."""
+
+    agent: str
+    why: str
+
+
+@dataclass(frozen=True)
+class Noted:
+    """The entry wakes nobody, and a ``note`` says why."""
+
+    why: str
+
+
+def route(
+    *,
+    type: EntryType,
+    author: Author,
+    recipient: str | None,
+    content: str,
+    options: object,
+    roster: Roster,
+) -> Wake | Refused | Noted | None:
+    """What to do about an entry just placed; None: nothing."""
+    match type:
+        case "directive":
+            agent = recipient or ""
+            attach = agent not in roster.agents
+        case "message" if author in {"human", "program"}:
+            agent, attach = _addressee(recipient, content, roster)
+            if not agent:
+                return Noted(
+                    "nobody to answer: the session has no agent and CHAZ_DEFAULT_AGENT is not set; "
+                    "a directive to an agent attaches it"
+                )
+        case "approval_decision":
+            return Noted("no approval is waiting for this decision")
+        case "compaction_request":
+            return Noted("compaction is not available in this version of chaz")
+        case _:
+            return None
+    try:
+        return Wake(agent, attach, RunOptions.model_validate(options or {}))
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"])
+        return Refused(agent, f"metadata.options.{where}: {first['msg']} (it is {first['input']!r})")
+
+
+def _addressee(recipient: str | None, content: str, roster: Roster) -> tuple[str, bool]:
+    """The agent that a message is for, and whether it is to be attached; ("", False) where there is none."""
+    attached = {agent.casefold(): agent for agent in roster.agents}
+    if recipient is not None:
+        if recipient.casefold() in attached:
+            return attached[recipient.casefold()], False
+        if not roster.agents:
+            return recipient, True
+    for mention in _MENTION.finditer(content):
+        name = mention.group(1).rstrip(".-").casefold()
+        if name in attached:
+            return attached[name], False
+    if roster.lead or roster.agents:
+        return roster.lead or roster.agents[0], False
+    return roster.default, bool(roster.default)

@@ -1,0 +1,312 @@
+"""The store of runs: made, published, claimed, parked, given back. Their end is in ``completion.py``."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any, Literal
+from uuid import UUID, uuid4
+
+from chaz.database import Database, Row, Transaction
+from chaz.deliveries import RunDelivery
+from chaz.errors import StaleAttempt
+
+DEFAULT_TIMEOUT = timedelta(hours=1)
+"""A run's time where neither its producer nor its agent says."""
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """What a write of a run names: only the latest attempt of a running run may write."""
+
+    run_id: UUID
+    attempt: int
+
+
+@dataclass(frozen=True)
+class Claim(Attempt):
+    """One attempt at a run, as its worker holds it."""
+
+    session_id: UUID
+    tenant: str
+    agent: str
+    cause: str
+    ack_position: int
+    read_to: int
+    parent_run_id: UUID | None
+    root_run_id: UUID
+    depth: int
+    scope: list[str] | None
+    max_steps: int | None
+    seconds_left: float
+    """To the deadline, by the database's clock, at the moment of the claim."""
+
+
+@dataclass(frozen=True)
+class Unclaimed:
+    """Why a delivery came to nothing."""
+
+    why: Literal["unknown", "other agent", "not queued", "not yet"]
+    state: str = ""
+
+
+@dataclass(frozen=True)
+class Publication:
+    """A run to be announced on its agent's queue."""
+
+    delivery: RunDelivery
+    queue: str
+    priority: int
+
+
+def publication(row: Row) -> Publication:
+    """The publication of a run's row with its agent's ``queue``."""
+    return Publication(
+        RunDelivery(run=row["id"], agent=row["agent"], session=row["session_id"], parent=row["parent_run_id"]),
+        row["queue"],
+        row["priority"],
+    )
+
+
+async def publishable(tx: Transaction, *, first_wait: float, limit: int = 200) -> list[Publication]:
+    """Take the queued runs whose bell is due; each is due again after a wait that doubles, from ``first_wait`` seconds.
+
+    Doubling, because a run that nobody has claimed yet most often stands in a long queue already.
+    """
+    cursor = await tx.execute(
+        """
+        with due as (
+            select r.id, a.queue from chaz.runs r join chaz.agents a on a.name = r.agent
+            where r.state = 'queued' and r.publish_after <= now()
+            order by r.publish_after limit %(limit)s for update of r skip locked)
+        update chaz.runs r set
+            publishes = r.publishes + 1,
+            publish_after = now() + least(%(first_wait)s * power(2, least(r.publishes, 20)), 3600) * interval '1 second'
+        from due where r.id = due.id
+        returning r.id, r.agent, r.session_id, r.parent_run_id, r.priority, r.queued_at, due.queue
+        """,
+        {"first_wait": first_wait, "limit": limit},
+    )
+    rows = sorted(await cursor.fetchall(), key=lambda row: (-row["priority"], row["queued_at"]))
+    return [publication(row) for row in rows]
+
+
+async def claim(tx: Transaction, run_id: UUID, *, agent: str, worker_id: UUID) -> Claim | Unclaimed:
+    """Make the run this worker's, under its session's head, with an ``ack`` entry.
+
+    The first claim freezes what the run sees (``read_to``) and supersedes the pending message runs of the same agent
+    up to there: coalescing is decided here and nowhere else.
+    """
+    head = await (
+        await tx.execute(
+            """
+            select h.session_id, h.next_position from chaz.heads h
+            where h.session_id = (select session_id from chaz.runs where id = %(run)s) for update
+            """,
+            {"run": run_id},
+        )
+    ).fetchone()
+    if head is None:
+        return Unclaimed("unknown")
+    row = await (
+        await tx.execute(
+            """
+            with claimed as (
+                update chaz.runs set state = 'running', attempt = attempt + 1, worker_id = %(worker)s, claim = %(claim)s,
+                    ack_position = %(position)s, read_to = coalesce(read_to, %(position)s - 1), waits_for = null,
+                    started_at = coalesce(started_at, clock_timestamp())
+                where id = %(run)s and agent = %(agent)s and state = 'queued'
+                    and (not_before is null or not_before <= clock_timestamp())
+                returning *),
+            acked as (
+                insert into chaz.entries (tenant, session_id, position, type, sender, author, content, metadata, run_id)
+                select tenant, session_id, ack_position, 'ack', agent, 'agent', '',
+                    jsonb_build_object('attempt', attempt), id
+                from claimed),
+            moved as (
+                update chaz.heads set next_position = next_position + 1
+                where session_id = (select session_id from claimed))
+            select *, extract(epoch from deadline - clock_timestamp())::float8 as seconds_left from claimed
+            """,
+            {
+                "run": run_id,
+                "agent": agent,
+                "worker": worker_id,
+                "claim": uuid4(),
+                "position": head["next_position"],
+            },
+        )
+    ).fetchone()
+    if row is None:
+        return await _why_unclaimed(tx, run_id, agent)
+    if row["attempt"] == 1 and row["cause"] == "message":
+        await tx.execute(
+            """
+            update chaz.runs set state = 'superseded', superseded_by = %(run)s
+            where session_id = %(session)s and state = 'pending' and cause = 'message' and agent = %(agent)s
+                and trigger_position <= %(read_to)s
+                and (select on_message from chaz.sessions where id = %(session)s) <> 'each'
+            """,
+            {
+                "run": run_id,
+                "session": row["session_id"],
+                "agent": agent,
+                "read_to": row["read_to"],
+            },
+        )
+    names = Claim.__dataclass_fields__.keys() - {"run_id"}
+    return Claim(run_id=row["id"], **{name: row[name] for name in names})
+
+
+async def _why_unclaimed(tx: Transaction, run_id: UUID, agent: str) -> Unclaimed:
+    row = await (await tx.execute("select state, agent from chaz.runs where id = %(run)s", {"run": run_id})).fetchone()
+    assert row is not None
+    if row["agent"] != agent:
+        return Unclaimed("other agent", row["agent"])
+    if row["state"] == "queued":
+        return Unclaimed("not yet")
+    return Unclaimed("not queued", row["state"])
+
+
+async def fence(tx: Transaction, attempt: Attempt, *, event_body: str | None = None) -> int:
+    """The one statement that guards each write of a run, in the transaction that does the work.
+
+    Refuses a stale attempt (StaleAttempt), and numbers an audit event and extends the digest by it. Returns the
+    number. It locks the run's row, so that the writes of one run are in one order.
+    """
+    row = await (
+        await tx.execute(
+            """
+            update chaz.runs set
+                event_seq = event_seq + case when %(body)s::text is null then 0 else 1 end,
+                digest = case when %(body)s::text is null then digest
+                    else sha256(digest || convert_to(%(body)s, 'UTF8')) end
+            where id = %(run)s and attempt = %(attempt)s and state = 'running'
+            returning event_seq
+            """,
+            {"run": attempt.run_id, "attempt": attempt.attempt, "body": event_body},
+        )
+    ).fetchone()
+    if row is None:
+        raise StaleAttempt(attempt.run_id, attempt.attempt)
+    return row["event_seq"]
+
+
+async def park(tx: Transaction, attempt: Attempt, *, waits_for: str) -> bool:
+    """Let go of the run until what it waits for is answered; False if all of it has been answered already.
+
+    An answer locks the same row, so none falls between the look and the parking.
+    """
+    await fence(tx, attempt)
+    row = await (
+        await tx.execute(
+            """
+            update chaz.runs set state = 'parked', worker_id = null, claim = null, waits_for = %(waits_for)s
+            where id = %(run)s and exists (select from chaz.waits where run_id = %(run)s and answer is null)
+            returning id
+            """,
+            {"run": attempt.run_id, "waits_for": waits_for},
+        )
+    ).fetchone()
+    return row is not None
+
+
+async def give_back(tx: Transaction, attempt: Attempt, *, wait: float = 0, reason: str = "") -> None:
+    """Queue the run again for any worker, not before ``wait`` seconds from now."""
+    await fence(tx, attempt)
+    await tx.execute(
+        """
+        update chaz.runs set state = 'queued', worker_id = null, claim = null, waits_for = %(reason)s,
+            not_before = clock_timestamp() + %(wait)s, publish_after = clock_timestamp() + %(wait)s,
+            publishes = 0, queued_at = clock_timestamp()
+        where id = %(run)s
+        """,
+        {"run": attempt.run_id, "wait": timedelta(seconds=wait), "reason": reason or None},
+    )
+
+
+async def register_agents(tx: Transaction, agents: Sequence[tuple[str, str, str, int, timedelta]]) -> None:
+    """Say that this process serves these agents: name, queue, version of the definition, steps, time."""
+    for name, queue, version, max_steps, timeout in sorted(agents):
+        await tx.execute(
+            """
+            insert into chaz.agents (name, queue, version, max_steps, timeout)
+            values (%(name)s, %(queue)s, %(version)s, %(max_steps)s, %(timeout)s)
+            on conflict (name) do update set queue = excluded.queue, version = excluded.version,
+                max_steps = excluded.max_steps, timeout = excluded.timeout, seen_at = clock_timestamp()
+            """,
+            {
+                "name": name,
+                "queue": queue,
+                "version": version,
+                "max_steps": max_steps,
+                "timeout": timeout,
+            },
+        )
+
+
+async def status(database: Database, ids: Sequence[UUID]) -> dict[UUID, Row]:
+    """State and outcome of runs, by the ids asked for; a superseded run answers with the run that took it.
+
+    An id whose entry is placed and woke nobody has the state ``nobody``, one not yet placed ``pending``; an unknown
+    id is missing.
+    """
+    rows = await database.fetch(
+        """
+        with recursive asked as (
+            select unnest(%(ids)s::uuid[]) as id
+        ), followed as (
+            select asked.id as asked, r.id, r.state, r.superseded_by from asked join chaz.runs r on r.id = asked.id
+            union all
+            select f.asked, r.id, r.state, r.superseded_by from followed f join chaz.runs r on r.id = f.superseded_by
+        )
+        select f.asked, r.id, r.session_id, r.agent, r.state, r.result, r.reason, r.attempt, r.parent_run_id, r.usage,
+            r.created_at, r.started_at, r.ended_at, r.waits_for
+        from followed f join chaz.runs r on r.id = f.id where f.superseded_by is null
+        union all
+        select e.id, e.id, e.session_id, e.recipient, case when e.position is null then 'pending' else 'nobody' end,
+            null, null, 0, null, '{}', e.created_at, null, null, null
+        from asked join chaz.entries e on e.id = asked.id
+        where not exists (select from chaz.runs r where r.id = asked.id)
+        """,
+        {"ids": list(ids)},
+    )
+    return {row["asked"]: row for row in rows}
+
+
+@dataclass(frozen=True)
+class RunFilter:
+    """Which runs a listing shows, newest first."""
+
+    session_id: UUID | None = None
+    agent: str | None = None
+    state: str | None = None
+    root_run_id: UUID | None = None
+    since: datetime | None = None
+    limit: int = 50
+
+
+async def listing(database: Database, wanted: RunFilter) -> list[dict[str, Any]]:
+    """Runs as a person wants to see them."""
+    return await database.fetch(
+        """
+        select r.id, r.agent, r.state, r.cause, s.name as session, r.session_id, r.attempt, r.crashes, r.steps,
+            r.parent_run_id, r.root_run_id, r.depth, r.waits_for, r.reason, r.result, r.usage, r.created_at,
+            r.started_at, r.ended_at, r.event_seq, r.superseded_by
+        from chaz.runs r join chaz.sessions s on s.id = r.session_id
+        where (%(session_id)s::uuid is null or r.session_id = %(session_id)s)
+            and (%(agent)s::text is null or r.agent = %(agent)s)
+            and (%(state)s::text is null or r.state = %(state)s)
+            and (%(root_run_id)s::uuid is null or r.root_run_id = %(root_run_id)s)
+            and (%(since)s::timestamptz is null or r.created_at >= %(since)s)
+        order by r.created_at desc, r.id desc limit %(limit)s
+        """,
+        wanted.__dict__,
+    )
+
+
+def backoff(attempt: int, *, first: float = 1.0, most: float = 60.0) -> float:
+    """Seconds before try ``attempt`` (from 1) of something that may pass."""
+    return min(first * math.pow(2, attempt - 1), most)

@@ -1,0 +1,180 @@
+"""Agents as a deployment defines them, and the registry of those that a worker serves."""
+
+from __future__ import annotations
+
+import fnmatch
+import hashlib
+import importlib
+import json
+import re
+import sys
+import traceback
+from collections.abc import Iterator, Mapping, Sequence
+from types import ModuleType
+
+from chaz.errors import AgentsError, ConfigurationError
+from chaz.runtime.models import ToolSchema, check_model_name
+from chaz.runtime.tools import BUILT_IN, Tool
+
+_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_.-]{0,99}")
+
+
+class Agent:
+    """An agent: who it is, what it may use, how far it may go. Define it at the top level of an agents module.
+
+    ``model`` is a name such as ``openai:gpt-5-mini``, or ``scripted``. ``tools`` holds functions made by
+    :func:`chaz.tool` and names of built-in tools (``"spawn_agent"``). ``may_spawn`` names the agents it may spawn
+    (globs such as ``web.*`` too). ``max_steps`` is the most turns of its model in a run, ``timeout`` the seconds from
+    a run's making to its deadline, ``model_timeout`` those of one turn. ``queue`` is the broker's queue it is served
+    from, its own by default. Raises :class:`~chaz.errors.AgentsError` with file and line.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        instructions: str,
+        model: str,
+        tools: Sequence[Tool | str] = (),
+        may_spawn: Sequence[str] = (),
+        max_steps: int = 30,
+        timeout: float = 3600.0,
+        model_timeout: float = 300.0,
+        queue: str | None = None,
+    ) -> None:
+        frame = traceback.extract_stack(limit=2)[0]
+        self.place = f"{frame.filename}:{frame.lineno}"
+        self.name = name
+        self.instructions = instructions
+        self.model = model
+        self.may_spawn = tuple(may_spawn)
+        self.max_steps = max_steps
+        self.timeout = timeout
+        self.model_timeout = model_timeout
+        self.queue = queue or name
+        self.tools: dict[str, Tool] = {}
+        self.built_in: list[str] = []
+        self._check()
+        for item in tools:
+            self._add(item)
+        if self.may_spawn and "spawn_agent" not in self.built_in:
+            raise self._error("may_spawn is set, but 'spawn_agent' is not among its tools; add it")
+
+    def _check(self) -> None:
+        if not _NAME.fullmatch(self.name):
+            raise self._error("its name must be a letter, then letters, digits, '_', '.' or '-', 100 at most")
+        if not _NAME.fullmatch(self.queue):
+            raise self._error(f"its queue {self.queue!r} must be named like an agent")
+        for limit in ("max_steps", "timeout", "model_timeout"):
+            if getattr(self, limit) <= 0:
+                raise self._error(f"{limit} is {getattr(self, limit)}; use more than 0")
+        try:
+            check_model_name(self.model)
+        except ConfigurationError as error:
+            raise self._error(str(error)) from None
+
+    def _add(self, item: object) -> None:
+        if isinstance(item, str):
+            if item not in BUILT_IN:
+                known = ", ".join(sorted(BUILT_IN))
+                raise self._error(f"there is no built-in tool {item!r}; there are: {known}")
+            self.built_in.append(item)
+            return
+        if not isinstance(item, Tool):
+            raise self._error(f"{item!r} is not a tool; decorate the function with @tool")
+        if item.name in self.tools or item.name in BUILT_IN:
+            raise self._error(f"it has two tools named {item.name!r}; rename one with @tool(name=…)")
+        self.tools[item.name] = item
+
+    def _error(self, what: str) -> AgentsError:
+        return AgentsError(self.place, f"agent {self.name!r}: {what}")
+
+    @property
+    def schemas(self) -> list[ToolSchema]:
+        """Its tools as they are shown to a model."""
+        return [tool.schema for tool in self.tools.values()] + [BUILT_IN[name] for name in self.built_in]
+
+    def may_spawn_agent(self, name: str) -> bool:
+        """Whether it may spawn the agent of this name."""
+        return any(fnmatch.fnmatchcase(name, allowed) for allowed in self.may_spawn)
+
+    @property
+    def version(self) -> str:
+        """Changes with the definition; recorded with each step."""
+        facts = [self.instructions, self.model, self.may_spawn, self.max_steps]
+        facts += [schema.model_dump() for schema in self.schemas]
+        return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:12]
+
+    def __repr__(self) -> str:
+        return f"<Agent {self.name} at {self.place}>"
+
+
+class Agents(Mapping[str, Agent]):
+    """The agents of a worker, by name."""
+
+    def __init__(self, agents: Sequence[Agent]) -> None:
+        self._agents: dict[str, Agent] = {}
+        for agent in agents:
+            other = self._agents.setdefault(agent.name, agent)
+            if other is not agent:
+                raise AgentsError(agent.place, f"agent {agent.name!r} is defined already at {other.place}; rename one")
+
+    def __getitem__(self, name: str) -> Agent:
+        return self._agents[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._agents)
+
+    def __len__(self) -> int:
+        return len(self._agents)
+
+
+def load_agents(modules: str) -> Agents:
+    """Import the modules named (comma-separated) and gather the agents at their top level.
+
+    Raises ConfigurationError where none is named, AgentsError with file and line for a mistake inside one.
+    """
+    names = [name.strip() for name in modules.split(",") if name.strip()]
+    if not names:
+        raise ConfigurationError(
+            "no agents module: set CHAZ_AGENTS=package.module (or use --agents) to the module that defines your agents"
+        )
+    found: dict[int, Agent] = {}
+    for name in names:
+        module = _import(name)
+        mine = [value for value in vars(module).values() if isinstance(value, Agent)]
+        if not mine:
+            raise AgentsError(
+                getattr(module, "__file__", None) or name,
+                f'module {name!r} defines no agent; write one at its top level: Agent("name", …)',
+            )
+        found |= {id(agent): agent for agent in mine}
+    return Agents(list(found.values()))
+
+
+def _import(name: str) -> ModuleType:
+    try:
+        return importlib.import_module(name)
+    except AgentsError:
+        raise
+    except ModuleNotFoundError as error:
+        if error.name and (name == error.name or name.startswith(f"{error.name}.")):
+            raise ConfigurationError(
+                f"CHAZ_AGENTS names the module {name!r}, and there is no module {error.name!r} "
+                f"in {', '.join(path or '.' for path in sys.path[:3])} …; is it installed, or in this folder?"
+            ) from error
+        raise AgentsError(_place(error, name), f"importing {name!r} failed: {error}") from error
+    except SyntaxError as error:
+        raise AgentsError(f"{error.filename}:{error.lineno}", f"importing {name!r} failed: {error.msg}") from error
+    except Exception as error:
+        raise AgentsError(_place(error, name), f"importing {name!r} failed: {type(error).__name__}: {error}") from error
+
+
+def _place(error: BaseException, name: str) -> str:
+    """``file:line`` of the last frame before the error that is not the import system's."""
+    frames = [
+        frame
+        for frame in traceback.extract_tb(error.__traceback__)
+        if "importlib" not in frame.filename and frame.filename != __file__
+    ]
+    return f"{frames[-1].filename}:{frames[-1].lineno}" if frames else name

@@ -1,0 +1,236 @@
+"""Tools: functions that a model may call, with a schema from their type hints and docstring."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import inspect
+import json
+from collections.abc import Callable, Mapping
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from typing import Any, get_type_hints, overload
+from uuid import UUID
+
+from pydantic import BaseModel, ConfigDict, ValidationError, create_model
+from pydantic_core import PydanticSerializationError, to_json
+
+from chaz.errors import AgentsError
+from chaz.outcomes import CallOutcome
+from chaz.runtime.models import ToolSchema
+
+DEFAULT_TIMEOUT = 60.0
+
+
+@dataclass(frozen=True)
+class CallContext:
+    """What a tool may know of its call: a parameter annotated with this class gets it, and no model sees it."""
+
+    run_id: UUID
+    session_id: UUID
+    agent: str
+    step: int
+    ordinal: int
+
+    @property
+    def idempotency_key(self) -> str:
+        """The same whenever this call is made again; hand it to services that take one."""
+        return f"{self.run_id}:{self.step}:{self.ordinal}"
+
+
+current_call: contextvars.ContextVar[CallContext | None] = contextvars.ContextVar("chaz_current_call", default=None)
+"""The call that this code runs in, so that a blocking wait in a tool can be refused."""
+
+
+class Tool:
+    """A function as a model sees it. Made by :func:`tool`."""
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        *,
+        name: str | None = None,
+        timeout: float = DEFAULT_TIMEOUT,
+        idempotent: bool = False,
+    ) -> None:
+        self.function = function
+        self.name = name or function.__name__
+        self.timeout = timeout
+        self.idempotent = idempotent
+        self.place = place_of(function)
+        if timeout <= 0:
+            raise AgentsError(self.place, f"tool {self.name!r} has the timeout {timeout:g} s; use more than 0")
+        self.description = inspect.getdoc(function) or ""
+        if not self.description:
+            raise AgentsError(
+                self.place, f"tool {self.name!r} has no docstring; the model reads it to know what the tool is for"
+            )
+        self._context_parameter, self._arguments = _arguments_model(function, self.name, self.place)
+
+    @property
+    def schema(self) -> ToolSchema:
+        """The tool as it is shown to a model."""
+        parameters = self._arguments.model_json_schema()
+        parameters.pop("title", None)
+        return ToolSchema(name=self.name, description=self.description, parameters=parameters)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """The plain function, for tests and other code."""
+        return self.function(*args, **kwargs)
+
+    def parse(self, arguments: str) -> dict[str, Any]:
+        """The arguments of a call by name. Raises ValueError, in words for the model."""
+        try:
+            parsed = self._arguments.model_validate_json(arguments or "{}")
+        except ValidationError as error:
+            problems = "; ".join(
+                f"{'.'.join(str(part) for part in item['loc']) or 'arguments'}: {item['msg']}"
+                for item in error.errors(include_url=False, include_input=False)
+            )
+            raise ValueError(f"bad arguments for {self.name}: {problems}") from None
+        return {name: getattr(parsed, name) for name in self._arguments.model_fields}
+
+    async def call(self, arguments: str, context: CallContext, executor: Executor) -> CallOutcome:
+        """Call the function; every mistake becomes an error result for the model, and is never raised.
+
+        A synchronous function runs in ``executor``; past its time-out it is left behind there.
+        """
+        try:
+            values = self.parse(arguments)
+        except ValueError as error:
+            return CallOutcome(kind="error", content=str(error))
+        if self._context_parameter:
+            values[self._context_parameter] = context
+        token = current_call.set(context)
+        try:
+            async with asyncio.timeout(self.timeout):
+                if inspect.iscoroutinefunction(self.function):
+                    result = await self.function(**values)
+                else:
+                    bound = contextvars.copy_context()
+                    result = await asyncio.get_running_loop().run_in_executor(
+                        executor, lambda: bound.run(self.function, **values)
+                    )
+        except TimeoutError:
+            return CallOutcome(
+                kind="error", content=f"{self.name} did not end within {self.timeout:g} s; it may still take effect"
+            )
+        except asyncio.CancelledError:
+            raise
+        # A tool may raise anything, SystemExit included; none of it is the run's end.
+        except BaseException as error:
+            if isinstance(error, KeyboardInterrupt):
+                raise
+            return CallOutcome(kind="error", content=f"{self.name} raised {type(error).__name__}: {error}")
+        finally:
+            current_call.reset(token)
+        return CallOutcome(kind="ok", content=as_text(result))
+
+
+def as_text(result: Any) -> str:
+    """A tool's result as the model reads it: text as it is, anything else as JSON, or as ``repr`` where it has none."""
+    if isinstance(result, str):
+        return result
+    try:
+        return to_json(result, inf_nan_mode="strings").decode()
+    except (PydanticSerializationError, UnicodeError, ValueError):
+        try:
+            return json.dumps(result)
+        except (TypeError, ValueError):
+            return repr(result)
+
+
+def place_of(function: Callable[..., Any]) -> str:
+    """``file:line`` of a function."""
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    return f"{code.co_filename}:{code.co_firstlineno}" if code else repr(function)
+
+
+def _arguments_model(function: Callable[..., Any], name: str, place: str) -> tuple[str | None, type[BaseModel]]:
+    """The parameter that takes the call's context, if any, and a model of the others."""
+    try:
+        hints = get_type_hints(function, include_extras=True)
+    except NameError as error:
+        raise AgentsError(place, f"tool {name!r} has a type hint that names nothing: {error}") from error
+    context_parameter: str | None = None
+    fields: dict[str, Any] = {}
+    for parameter in inspect.signature(function).parameters.values():
+        if parameter.kind in {parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD, parameter.POSITIONAL_ONLY}:
+            raise AgentsError(place, f"tool {name!r} takes {parameter}; a model calls by name, so name each parameter")
+        if parameter.name not in hints:
+            raise AgentsError(
+                place,
+                f"tool {name!r} has no type hint for {parameter.name!r}; write one, the model is shown a schema made of it",
+            )
+        hint = hints[parameter.name]
+        if hint is CallContext:
+            context_parameter = parameter.name
+            continue
+        default = ... if parameter.default is parameter.empty else parameter.default
+        fields[parameter.name] = (hint, default)
+    try:
+        model = create_model(
+            f"{name}_arguments", __config__=ConfigDict(extra="forbid", arbitrary_types_allowed=False), **fields
+        )
+        model.model_json_schema()
+    except Exception as error:
+        raise AgentsError(place, f"tool {name!r} has a parameter that JSON cannot carry: {error}") from error
+    return context_parameter, model
+
+
+@overload
+def tool(function: Callable[..., Any], /) -> Tool: ...
+@overload
+def tool(
+    *, name: str | None = None, timeout: float = DEFAULT_TIMEOUT, idempotent: bool = False
+) -> Callable[[Callable[..., Any]], Tool]: ...
+def tool(
+    function: Callable[..., Any] | None = None,
+    /,
+    *,
+    name: str | None = None,
+    timeout: float = DEFAULT_TIMEOUT,
+    idempotent: bool = False,
+) -> Tool | Callable[[Callable[..., Any]], Tool]:
+    """Make a function a tool: ``@tool`` or ``@tool(timeout=10)``.
+
+    Its type hints become the schema, its docstring the description. ``timeout`` is in seconds. ``idempotent`` says that
+    a call may be made again when its worker was lost during it; otherwise the model is told that it may have run.
+    Raises AgentsError with file and line when a model could not call it.
+    """
+    if function is not None:
+        return Tool(function)
+
+    def make(function: Callable[..., Any]) -> Tool:
+        return Tool(function, name=name, timeout=timeout, idempotent=idempotent)
+
+    return make
+
+
+class SpawnArguments(BaseModel):
+    """The arguments of ``spawn_agent``."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    agent: str
+    instruction: str
+    context: str | None = None
+
+
+SPAWN_AGENT = "spawn_agent"
+SPAWN_SCHEMA = ToolSchema(
+    name=SPAWN_AGENT,
+    description="Give an instruction to another agent and get its answer. Several calls in one turn run at the same time.",
+    parameters={
+        "type": "object",
+        "properties": {
+            "agent": {"type": "string", "description": "The agent's name."},
+            "instruction": {"type": "string", "description": "What it shall do, complete in itself."},
+            "context": {"type": "string", "description": "What it needs to know besides."},
+        },
+        "required": ["agent", "instruction"],
+        "additionalProperties": False,
+    },
+)
+BUILT_IN: Mapping[str, ToolSchema] = {SPAWN_AGENT: SPAWN_SCHEMA}
+"""Tools named by a string; the engine does what they stand for."""

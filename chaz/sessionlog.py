@@ -1,0 +1,255 @@
+"""The store of sessions and their logs: reading, appending under the head, and the producers' one door."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from typing import Any, LiteralString
+from uuid import UUID
+
+from psycopg.types.json import Jsonb
+
+from chaz.database import Database, Row, Transaction
+from chaz.entries import Author, Entry, EntryType
+
+# Every parameter has its cast, so that any driver can send it.
+SEND: LiteralString = """
+    select chaz.send(
+        cast(%(session)s as text), cast(%(type)s as text), cast(%(sender)s as text), cast(%(content)s as text),
+        recipient => cast(%(recipient)s as text), author => cast(%(author)s as text), id => cast(%(id)s as uuid),
+        idempotency_key => cast(%(idempotency_key)s as text), metadata => cast(%(metadata)s as jsonb),
+        tenant => cast(%(tenant)s as text),
+        not_before => coalesce(
+            cast(%(eta)s as timestamptz), clock_timestamp() + cast(%(countdown)s as interval)),
+        expires => coalesce(
+            cast(%(expires_at)s as timestamptz), clock_timestamp() + cast(%(expires_in)s as interval)),
+        timeout => cast(%(timeout)s as interval), priority => cast(%(priority)s as integer),
+        open_session => cast(%(open_session)s as boolean)) as id
+"""
+
+
+ENTRY: LiteralString = """
+    id, session_id, position, seq, type, sender, author, recipient, content,
+    metadata - 'session' - 'options' as metadata, run_id, created_at
+"""
+
+
+@dataclass(frozen=True)
+class Submission:
+    """What a producer hands to ``chaz.send``, the SQL function that is the one door."""
+
+    session: str
+    """A name, or the uuid of a session that exists (or is opened with ``open_session``)."""
+    type: EntryType
+    sender: str
+    content: str
+    recipient: str | None = None
+    author: Author = "program"
+    id: UUID | None = None
+    idempotency_key: str | None = None
+    metadata: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    tenant: str = ""
+    countdown: timedelta | None = None
+    eta: datetime | None = None
+    expires_at: datetime | None = None
+    expires_in: timedelta | None = None
+    timeout: timedelta | None = None
+    priority: int | None = None
+    open_session: bool = False
+
+    def parameters(self) -> dict[str, Any]:
+        """The parameters of :data:`SEND`."""
+        return {**self.__dict__, "metadata": json.dumps(dict(self.metadata))}
+
+
+async def send(tx: Transaction, submission: Submission) -> UUID:
+    """Insert an entry; its id. Raises InvalidEntry, Conflict, UnknownSession."""
+    row = await (await tx.execute(SEND, submission.parameters())).fetchone()
+    assert row is not None
+    return row["id"]
+
+
+async def lock_head(tx: Transaction, session_id: UUID) -> int:
+    """Take the session's head; the next position."""
+    row = await (
+        await tx.execute(
+            "select next_position from chaz.heads where session_id = %(session)s for update",
+            {"session": session_id},
+        )
+    ).fetchone()
+    assert row is not None, f"session {session_id} has no head"
+    return row["next_position"]
+
+
+async def append(
+    tx: Transaction,
+    *,
+    session_id: UUID,
+    tenant: str,
+    type: EntryType,
+    sender: str,
+    author: Author,
+    content: str,
+    recipient: str | None = None,
+    metadata: Mapping[str, Any] | None = None,
+    run_id: UUID | None = None,
+) -> int:
+    """Append an entry at the next position and return it. The caller holds the session's head."""
+    row = await (
+        await tx.execute(
+            """
+            with head as (
+                update chaz.heads set next_position = next_position + 1
+                where session_id = %(session_id)s returning next_position - 1 as position)
+            insert into chaz.entries
+                (tenant, session_id, position, type, sender, author, recipient, content, metadata, run_id)
+            select %(tenant)s, %(session_id)s, head.position, %(type)s, %(sender)s, %(author)s, %(recipient)s,
+                %(content)s, %(metadata)s, %(run_id)s
+            from head returning position
+            """,
+            {
+                "session_id": session_id,
+                "tenant": tenant,
+                "type": type,
+                "sender": sender,
+                "author": author,
+                "recipient": recipient,
+                "content": content,
+                "metadata": Jsonb(dict(metadata or {})),
+                "run_id": run_id,
+            },
+        )
+    ).fetchone()
+    assert row is not None
+    return row["position"]
+
+
+async def session_row(database: Database, session_id: UUID) -> Row | None:
+    """The session's row, or None where nothing was ever placed in it."""
+    rows = await database.fetch("select * from chaz.sessions where id = %(id)s", {"id": session_id})
+    return rows[0] if rows else None
+
+
+async def entry(database: Database, entry_id: UUID) -> Entry | None:
+    """The entry of this id, or None."""
+    rows = await database.fetch(f"select {ENTRY} from chaz.entries where id = %(id)s", {"id": entry_id})
+    return Entry.model_validate(rows[0]) if rows else None
+
+
+async def entries(
+    database: Database,
+    session_id: UUID,
+    *,
+    after: tuple[int, int] = (0, 0),
+    unplaced: bool = True,
+    limit: int | None = None,
+) -> list[Entry]:
+    """The session's entries past the place ``after``, in order; what is not yet placed comes last, as sent."""
+    rows = await database.fetch(
+        f"""
+        (select {ENTRY} from chaz.entries
+            where session_id = %(session)s and (position, seq) > (%(position)s, %(seq)s)
+            order by position, seq limit %(limit)s)
+        union all
+        (select {ENTRY} from chaz.entries
+            where session_id = %(session)s and position is null and %(unplaced)s
+            order by arrival limit %(limit)s)
+        """,
+        {
+            "session": session_id,
+            "position": after[0],
+            "seq": after[1],
+            "unplaced": unplaced,
+            "limit": limit,
+        },
+    )
+    return [Entry.model_validate(row) for row in rows]
+
+
+async def context_entries(
+    tx: Transaction, *, session_id: UUID, run_id: UUID, read_to: int, limit: int = 500
+) -> tuple[list[Entry], list[Entry]]:
+    """What a run sees of its session, in order: the conversation so far, and the triggers that it answers.
+
+    In view is what is placed up to ``read_to``, from the newest summary on, without the triggers of other runs that
+    are still unanswered.
+    """
+    cursor = await tx.execute(
+        f"""
+        select {ENTRY}, id = %(run)s or exists (
+            select from chaz.runs r where r.id = e.id and r.superseded_by = %(run)s) as own
+        from chaz.entries e
+        where session_id = %(session)s and position <= %(read_to)s and seq = 0
+            and type in ('message', 'directive', 'summary')
+            and position >= coalesce((
+                select max(position) from chaz.entries
+                where session_id = %(session)s and type = 'summary' and position <= %(read_to)s), 0)
+            and not exists (select from chaz.runs r where r.id = e.id and r.state = 'pending')
+        order by position desc limit %(limit)s
+        """,
+        {"session": session_id, "run": run_id, "read_to": read_to, "limit": limit},
+    )
+    rows = [(row.pop("own"), Entry.model_validate(row)) for row in reversed(await cursor.fetchall())]
+    return [e for own, e in rows if not own], [e for own, e in rows if own]
+
+
+class Follower:
+    """Reads a session as it grows: every entry once, in the order in which it could be known, late audit entries too.
+
+    It keeps the last position and, for each run that may still tell, the last seq without a gap before it.
+    """
+
+    def __init__(self, database: Database, session_id: UUID, *, after: int = 0) -> None:
+        self._database = database
+        self._session_id = session_id
+        self._position = after
+        self._told: dict[UUID, int] = {}
+        """Runs whose audit trail is not complete, and how far it has been read."""
+
+    @property
+    def open_runs(self) -> frozenset[UUID]:
+        """Runs that have been seen to start and whose trail is not complete."""
+        return frozenset(self._told)
+
+    async def next(self) -> list[Entry]:
+        """What is new since the last call; empty where nothing is."""
+        # Ends are read first: what a run had counted by then has to come.
+        ended = await self._ends()
+        rows = await self._database.fetch(
+            f"""
+            (select {ENTRY} from chaz.entries
+                where session_id = %(session)s and position > %(position)s and seq = 0)
+            union all
+            (select {ENTRY} from chaz.entries
+                where run_id = any(%(runs)s) and seq > 0)
+            order by position, seq
+            """,
+            {"session": self._session_id, "position": self._position, "runs": list(self._told)},
+        )
+        new: list[Entry] = []
+        for row in rows:
+            entry = Entry.model_validate(row)
+            if entry.seq == 0:
+                assert entry.position is not None
+                self._position = entry.position
+                if entry.type == "ack" and entry.run_id is not None:
+                    self._told.setdefault(entry.run_id, 0)
+                new.append(entry)
+            elif entry.run_id is not None and entry.seq == self._told[entry.run_id] + 1:
+                self._told[entry.run_id] = entry.seq
+                new.append(entry)
+        for run_id, count in ended.items():
+            if self._told.get(run_id) == count:
+                del self._told[run_id]
+        return new
+
+    async def _ends(self) -> dict[UUID, int]:
+        if not self._told:
+            return {}
+        rows = await self._database.fetch(
+            "select id, event_seq from chaz.runs where id = any(%(runs)s) and ended_at is not null",
+            {"runs": list(self._told)},
+        )
+        return {row["id"]: row["event_seq"] for row in rows}

@@ -1,0 +1,106 @@
+"""The settings of every process, from ``CHAZ_*`` environment variables; each is read here and nowhere else.
+
+Celery's own settings (pool, prefetch, limits) are in ``celeryconfig.py``.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from urllib.parse import quote, urlsplit, urlunsplit
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from chaz.errors import ConfigurationError
+
+
+class Settings(BaseModel):
+    """What a deployment says about itself. Times are seconds."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
+
+    database_url: str = Field(default="", repr=False)
+    """``postgresql://user:password@host:port/database``; libpq's parameters may follow a ``?``."""
+    listen_url: str = Field(default="", repr=False)
+    """The same database past a transaction pooler, which cannot LISTEN. Default: ``database_url``."""
+    broker_url: str = Field(default="amqp://guest:guest@127.0.0.1:5672//", repr=False)
+    """RabbitMQ (``amqp://``), or Redis or Valkey (``redis://``)."""
+    broker_prefix: str = Field(default="chaz", pattern=r"^[A-Za-z0-9_.-]{1,60}$")
+    """Starts every name on the broker, so that two deployments share one."""
+    agents: str = ""
+    """The modules that define agents and tools, separated by commas."""
+    default_agent: str = ""
+    """Who answers a message in a session that has no agent."""
+    tenant: str = ""
+    """The tenant that a producer writes for."""
+
+    beat: float = Field(default=3.0, gt=0)
+    """How often a worker process renews its lease."""
+    lease: float = Field(default=15.0, gt=0)
+    """How long a lease lasts without a beat; then its runs go to another worker."""
+    sweep: float = Field(default=5.0, gt=0)
+    """How often listeners look for what no doorbell announces, and the first wait before a run is published again."""
+    short_poll: float = Field(default=0.05, gt=0)
+    """How often a listener looks while it proves that it may sleep."""
+    long_poll: float = Field(default=1.0, gt=0)
+    """How often a sleeping listener looks all the same."""
+    unknown_agent_grace: float = Field(default=10.0, ge=0)
+    """How long a run waits for somebody to register its agent."""
+    shutdown_grace: float = Field(default=20.0, ge=0)
+    """How long a stopping worker lets its runs come to the end of a step."""
+    database_pool: int = Field(default=10, ge=1)
+    """Connections of a process to PostgreSQL, at most."""
+    executor_threads: int = Field(default=64, ge=1)
+    """Threads for synchronous tools in a worker process."""
+
+    @classmethod
+    def from_env(cls, environ: Mapping[str, str] | None = None, **overrides: object) -> Settings:
+        """Read ``CHAZ_*`` variables; ``overrides`` that are not None win.
+
+        Raises :class:`~chaz.errors.ConfigurationError` naming the variable. Empty variables count as unset.
+        """
+        environ = os.environ if environ is None else environ
+        values: dict[str, object] = {
+            name: environ[variable] for name in cls.model_fields if environ.get(variable := f"CHAZ_{name.upper()}")
+        }
+        values |= {name: value for name, value in overrides.items() if value is not None}
+        try:
+            settings = cls.model_validate(values)
+        except ValidationError as error:
+            first = error.errors()[0]
+            variable = f"CHAZ_{str(first['loc'][0]).upper()}"
+            raise ConfigurationError(f"{variable}: {first['msg']}") from None
+        if settings.beat * 2 > settings.lease:
+            raise ConfigurationError(
+                f"CHAZ_LEASE is {settings.lease:g} s and CHAZ_BEAT {settings.beat:g} s; "
+                "a lease must outlast two beats, or a healthy worker loses its runs"
+            )
+        return settings
+
+    def require_database(self) -> str:
+        """The database's URL. Raises ConfigurationError where none is set or it is no PostgreSQL URL."""
+        if not self.database_url:
+            raise ConfigurationError(
+                "no database: set CHAZ_DATABASE_URL to postgresql://user:password@host:port/database"
+            )
+        scheme = self.database_url.partition("://")[0]
+        if scheme not in {"postgresql", "postgres"}:
+            raise ConfigurationError(
+                f"CHAZ_DATABASE_URL must start with postgresql://, not {scheme.partition(':')[0]!r}"
+            )
+        try:
+            _ = urlsplit(self.database_url).port
+        except ValueError as error:
+            raise ConfigurationError(f"CHAZ_DATABASE_URL is no URL: {error}") from None
+        return self.database_url
+
+
+def without_secrets(url: str) -> str:
+    """The URL as it may be printed: its password and its query are left out."""
+    try:
+        parts = urlsplit(url)
+        port = f":{parts.port}" if parts.port else ""
+    except ValueError:
+        return "(not a URL)"
+    user = f"{quote(parts.username)}@" if parts.username else ""
+    return urlunsplit((parts.scheme, f"{user}{parts.hostname or ''}{port}", parts.path, "", ""))

@@ -1,0 +1,463 @@
+-- chaz: a session's log, the runs that answer it, and what they did.
+--
+--   entries        the log. A row with position null is the inbox: a producer inserted it, nobody has placed it yet.
+--                    chaz.send() and plain INSERT/COPY add unplaced rows; the listener places them;
+--                    workers add placed rows under the session's head; audit consumers add tool_call and tool_result.
+--   sessions       one row per session, made when its first entry is placed (or with a child, by its parent's run).
+--   heads          one row per session: the next position and the active run. Who holds its lock may append.
+--   attachments    the agents of a session; the first attached is the lead.
+--   agents         what workers said they serve: name, queue, version, when.
+--   runs           one agent's work on one trigger.        listener: pending, queued      worker: running, parked, final
+--   steps          one stored turn of the model per row.   worker
+--   calls          one tool call of a step per row.        worker
+--   waits          what a parked run waits for.            the run asks; the child's end answers
+--   tree_budgets   what a tree of runs may use and used, by its root.
+--   workers        one lease per worker process (an incarnation, never a machine's name). Only it updates its row.
+--   listeners      one row per listener process, for its health.
+--   doorbell       one row: until when a listener is awake and needs no NOTIFY.
+--   waiters        processes that wait for ends of runs; without one, an end notifies nobody.
+--
+-- Locks are taken in this order: heads (by session id), runs (child before parent), tree_budgets, workers.
+--
+-- States that must not happen raise:  CZ001 invalid entry   CZ002 conflict   CZ003 unknown session   CZ004 append-only
+
+create function chaz.new_id() returns uuid
+language sql volatile parallel safe
+as $$
+    -- A uuid of version 7: milliseconds first, so that the index grows at one end. PostgreSQL has one from 18 only.
+    select encode(
+        set_bit(set_bit(
+            overlay(uuid_send(gen_random_uuid())
+                placing substring(int8send((extract(epoch from clock_timestamp()) * 1000)::bigint) from 3) from 1 for 6),
+            52, 1), 53, 1),
+        'hex')::uuid
+$$;
+
+create function chaz.derived_id(kind text, scope text, name text) returns uuid
+language sql immutable strict parallel safe
+as $$
+    -- A uuid that anybody computes alike from the same words: version 8 (RFC 9562) over sha256, since PostgreSQL
+    -- has no sha1 without an extension. Text cannot hold NUL, so the joined words are unambiguous.
+    select encode(set_byte(set_byte(h, 6, (get_byte(h, 6) & 15) | 128), 8, (get_byte(h, 8) & 63) | 128), 'hex')::uuid
+    from (select substring(sha256(
+        convert_to(kind, 'UTF8') || '\x00'::bytea || convert_to(scope, 'UTF8') || '\x00'::bytea || convert_to(name, 'UTF8')
+    ) from 1 for 16)) as hashed(h)
+$$;
+
+create function chaz.session_id(name text, tenant text default '') returns uuid
+language sql immutable strict parallel safe
+as $$
+    select chaz.derived_id('session', tenant, name)
+$$;
+
+
+-- The log ------------------------------------------------------------------------------------------------------------
+
+create table chaz.entries (
+    id          uuid        not null default chaz.new_id() constraint entries_pkey primary key,
+    tenant      text        not null default '',
+    session_id  uuid        not null,  -- no foreign key: an insert must not wait for whoever makes the session
+    arrival     bigint      not null generated always as identity,
+    position    bigint,
+    seq         integer     not null default 0,
+    type        text        not null,
+    sender      text        not null,
+    author      text        not null default 'program',
+    recipient   text,
+    content     text        not null,
+    metadata    jsonb       not null default '{}',
+    run_id      uuid,
+    created_at  timestamptz not null default clock_timestamp(),
+    constraint entries_place unique (session_id, position, seq),
+    constraint entries_type check (type in ('message', 'directive', 'summary', 'tool_call', 'tool_result', 'ack', 'error',
+        'note', 'approval_request', 'approval_decision', 'compaction_request')),
+    constraint entries_author check (author in ('human', 'program', 'agent', 'system')),
+    constraint entries_unplaced_type check (
+        position is not null or type in ('message', 'directive', 'approval_decision', 'compaction_request')),
+    constraint entries_directive_recipient check (type <> 'directive' or recipient is not null),
+    constraint entries_sender check (length(sender) between 1 and 200),
+    constraint entries_recipient check (length(recipient) between 1 and 200),
+    constraint entries_content check (length(content) <= 1048576),
+    constraint entries_metadata check (jsonb_typeof(metadata) = 'object'),
+    constraint entries_seq check (seq >= 0)
+);
+create index entries_inbox on chaz.entries (session_id, arrival) where position is null;
+create index entries_run on chaz.entries (run_id) where run_id is not null;
+
+create function chaz.refuse_change() returns trigger
+language plpgsql
+as $$
+begin
+    raise exception 'the log is append-only: % of chaz.entries is refused', tg_op
+        using errcode = 'CZ004', hint = 'Only the role chaz_retention may remove entries.';
+end
+$$;
+
+-- Placing is the one change that an entry goes through: position from null to a number, and nothing else.
+create trigger entries_append_only_update before update on chaz.entries for each row
+    when (current_user <> 'chaz_retention' and not (
+        old.position is null and new.position is not null
+        and (new.id, new.tenant, new.session_id, new.arrival, new.seq, new.type, new.sender, new.author, new.recipient,
+             new.content, new.metadata, new.run_id, new.created_at)
+            is not distinct from
+            (old.id, old.tenant, old.session_id, old.arrival, old.seq, old.type, old.sender, old.author, old.recipient,
+             old.content, old.metadata, old.run_id, old.created_at)))
+    execute function chaz.refuse_change();
+create trigger entries_append_only_delete before delete on chaz.entries for each row
+    when (current_user <> 'chaz_retention') execute function chaz.refuse_change();
+create trigger entries_append_only_truncate before truncate on chaz.entries for each statement
+    execute function chaz.refuse_change();
+
+
+-- The doorbell -------------------------------------------------------------------------------------------------------
+
+create table chaz.doorbell (
+    single      boolean     not null default true constraint doorbell_pkey primary key constraint doorbell_single check (single),
+    awake_until timestamptz not null default '-infinity'
+);
+insert into chaz.doorbell default values;
+
+create function chaz.ring() returns trigger
+language plpgsql security definer set search_path = pg_catalog, pg_temp
+as $$
+declare
+    awake_until timestamptz;
+begin
+    -- Rung in this transaction already. The setting is local, so a savepoint that is rolled back takes both away.
+    if current_setting('chaz.rung', true) = 'on' or current_setting('chaz.bell', true) = 'off' then
+        return null;
+    end if;
+    -- A listener that is awake finds the row by itself. More than 2 s ahead is a clock that was set back, not a listener;
+    -- an older snapshot than this statement's may be blind to one that went to sleep.
+    if current_setting('transaction_isolation') = 'read committed' then
+        select d.awake_until into awake_until from chaz.doorbell d;
+        if awake_until between clock_timestamp() and clock_timestamp() + interval '2 seconds' then
+            return null;
+        end if;
+    end if;
+    perform pg_notify('chaz', '');
+    perform set_config('chaz.rung', 'on', true);
+    return null;
+end
+$$;
+
+-- Deferred, because what commits later than it reads would be read as "awake" by a listener long asleep.
+create constraint trigger entries_ring after insert on chaz.entries deferrable initially deferred
+    for each row when (new.position is null) execute function chaz.ring();
+
+
+-- Sessions and agents ------------------------------------------------------------------------------------------------
+
+create table chaz.sessions (
+    id            uuid        not null constraint sessions_pkey primary key,
+    tenant        text        not null default '',
+    name          text,
+    parent_run_id uuid,
+    root_run_id   uuid,
+    depth         integer     not null default 0,
+    scope         jsonb,       -- the tools that its runs may use, as globs; null: all that the agent has
+    deadline      timestamptz, -- no run in it may last longer
+    on_message    text        not null default 'coalesce',
+    created_at    timestamptz not null default clock_timestamp(),
+    constraint sessions_name unique (tenant, name),
+    constraint sessions_on_message check (on_message in ('coalesce', 'each', 'reject', 'interrupt', 'steer'))
+);
+
+create table chaz.heads (
+    session_id    uuid   not null constraint heads_pkey primary key constraint heads_session references chaz.sessions,
+    next_position bigint not null default 1,
+    active_run    uuid
+) with (fillfactor = 70);
+
+create table chaz.attachments (
+    session_id  uuid        not null constraint attachments_session references chaz.sessions,
+    agent       text        not null,
+    lead        boolean     not null default false,
+    attached_at timestamptz not null default clock_timestamp(),
+    constraint attachments_pkey primary key (session_id, agent)
+);
+
+create table chaz.agents (
+    name      text        not null constraint agents_pkey primary key,
+    queue     text        not null,
+    version   text        not null,
+    max_steps integer     not null,
+    timeout   interval    not null,
+    seen_at   timestamptz not null default clock_timestamp()
+);
+
+
+-- Processes ----------------------------------------------------------------------------------------------------------
+
+create table chaz.workers (
+    id         uuid        not null constraint workers_pkey primary key,
+    name       text        not null,
+    pid        integer     not null,
+    started_at timestamptz not null default clock_timestamp(),
+    beat_at    timestamptz not null default clock_timestamp(),
+    expires_at timestamptz not null
+);
+create index workers_expiry on chaz.workers (expires_at);
+
+create table chaz.listeners (
+    id         uuid        not null constraint listeners_pkey primary key,
+    name       text        not null,
+    pid        integer     not null,
+    mode       text        not null,
+    started_at timestamptz not null default clock_timestamp(),
+    seen_at    timestamptz not null default clock_timestamp(),
+    constraint listeners_mode check (mode in ('listening', 'polling', 'stopped'))
+);
+
+create table chaz.waiters (
+    id         uuid        not null constraint waiters_pkey primary key,
+    expires_at timestamptz not null
+);
+
+
+-- Runs ---------------------------------------------------------------------------------------------------------------
+
+create table chaz.runs (
+    id               uuid        not null constraint runs_pkey primary key,
+    tenant           text        not null default '',
+    session_id       uuid        not null constraint runs_session references chaz.sessions,
+    agent            text        not null,
+    state            text        not null,
+    cause            text        not null,
+    trigger_position bigint,
+    retry_of         uuid,
+    superseded_by    uuid,
+    priority         integer     not null default 0,
+    -- lineage
+    parent_run_id    uuid,
+    root_run_id      uuid        not null,
+    depth            integer     not null default 0,
+    scope            jsonb,
+    -- limits
+    max_steps        integer,              -- null: as the agent says
+    not_before       timestamptz,
+    expires_at       timestamptz,          -- not started by then: failed
+    deadline         timestamptz not null, -- not ended by then: failed
+    -- the attempt
+    attempt          integer     not null default 0,
+    crashes          integer     not null default 0,
+    worker_id        uuid,
+    claim            uuid,
+    ack_position     bigint,
+    read_to          bigint,
+    -- the audit trail
+    event_seq        integer     not null default 0,
+    digest           bytea       not null default '',
+    -- the bell
+    publish_after    timestamptz not null default clock_timestamp(),
+    publishes        integer     not null default 0,
+    -- what it came to
+    steps            integer     not null default 0,
+    usage            jsonb       not null default '{}',
+    waits_for        text,
+    result           text,
+    reason           text,
+    created_at       timestamptz not null default clock_timestamp(),
+    queued_at        timestamptz,
+    started_at       timestamptz,
+    ended_at         timestamptz,
+    constraint runs_state check (
+        state in ('pending', 'queued', 'running', 'parked', 'succeeded', 'failed', 'cancelled', 'superseded')),
+    constraint runs_cause check (cause in ('message', 'directive', 'compaction', 'schedule', 'requeue')),
+    constraint runs_owner check ((state = 'running') = (worker_id is not null and claim is not null)),
+    constraint runs_ended check ((state in ('succeeded', 'failed', 'cancelled')) = (ended_at is not null)),
+    constraint runs_superseded check ((state = 'superseded') = (superseded_by is not null))
+) with (fillfactor = 70);
+create unique index runs_one_active on chaz.runs (session_id) where state in ('queued', 'running', 'parked');
+create index runs_pending on chaz.runs (session_id, priority desc, trigger_position) where state = 'pending';
+create index runs_to_publish on chaz.runs (publish_after) where state = 'queued';
+create index runs_of_worker on chaz.runs (worker_id) where state = 'running';
+create index runs_deadline on chaz.runs (deadline) where state in ('pending', 'queued', 'running', 'parked');
+create index runs_expiry on chaz.runs (expires_at) where state in ('pending', 'queued') and expires_at is not null;
+create index runs_children on chaz.runs (parent_run_id) where parent_run_id is not null;
+create index runs_superseded_by on chaz.runs (superseded_by) where superseded_by is not null;
+create index runs_created on chaz.runs (created_at);
+
+-- Whoever makes a run queued rings, so that a listener publishes it.
+create constraint trigger runs_ring_insert after insert on chaz.runs deferrable initially deferred
+    for each row when (new.state = 'queued') execute function chaz.ring();
+create constraint trigger runs_ring_update after update of state on chaz.runs deferrable initially deferred
+    for each row when (new.state = 'queued' and old.state <> 'queued') execute function chaz.ring();
+
+create table chaz.tree_budgets (
+    root_run_id uuid    not null constraint tree_budgets_pkey primary key,
+    max_steps   integer,
+    steps       integer not null default 0,
+    max_tokens  bigint,
+    tokens      bigint  not null default 0,
+    max_cost    numeric,
+    cost        numeric not null default 0
+) with (fillfactor = 70);
+
+
+-- The journal --------------------------------------------------------------------------------------------------------
+
+create table chaz.steps (
+    run_id     uuid        not null constraint steps_run references chaz.runs,
+    step       integer     not null,
+    attempt    integer     not null,
+    version    text        not null,  -- of the agent's definition
+    turn       json        not null,  -- json, not jsonb: kept as it came, escaped NULs and lone surrogates included
+    created_at timestamptz not null default clock_timestamp(),
+    constraint steps_pkey primary key (run_id, step)
+);
+
+create table chaz.calls (
+    run_id          uuid        not null,
+    step            integer     not null,
+    ordinal         integer     not null,
+    call_id         text        not null,
+    tool            text        not null,
+    arguments       text        not null,
+    attempt         integer     not null,
+    state           text        not null default 'started',
+    outcome         text,
+    result          text,
+    call_position   bigint      not null,
+    call_seq        integer     not null,
+    result_position bigint,
+    result_seq      integer,
+    started_at      timestamptz not null default clock_timestamp(),
+    ended_at        timestamptz,
+    constraint calls_pkey primary key (run_id, step, ordinal),
+    constraint calls_step foreign key (run_id, step) references chaz.steps,
+    constraint calls_state check (state in ('started', 'done')),
+    constraint calls_outcome check (outcome in ('ok', 'error', 'cancelled', 'unknown')),
+    constraint calls_done check ((state = 'done') = (outcome is not null and result is not null and result_seq is not null))
+);
+
+create table chaz.waits (
+    run_id       uuid        not null,
+    step         integer     not null,
+    ordinal      integer     not null,
+    kind         text        not null,
+    child_run_id uuid,
+    answer       json,       -- what the call came to, once answered
+    created_at   timestamptz not null default clock_timestamp(),
+    answered_at  timestamptz,
+    constraint waits_pkey primary key (run_id, step, ordinal),
+    constraint waits_call foreign key (run_id, step, ordinal) references chaz.calls,
+    constraint waits_kind check (kind in ('child')),
+    constraint waits_child check (kind <> 'child' or child_run_id is not null),
+    constraint waits_answered check ((answer is null) = (answered_at is null))
+);
+create index waits_open on chaz.waits (child_run_id) where answer is null;
+
+
+-- The one door -------------------------------------------------------------------------------------------------------
+
+create function chaz.send(
+    session          text,
+    type             text,
+    sender           text,
+    content          text,
+    recipient        text        default null,
+    author           text        default 'program',
+    id               uuid        default null,
+    idempotency_key  text        default null,
+    metadata         jsonb       default '{}',
+    tenant           text        default '',
+    not_before       timestamptz default null,
+    expires          timestamptz default null,
+    timeout          interval    default null,
+    priority         integer     default null,
+    open_session     boolean     default false
+) returns uuid
+language plpgsql
+as $$
+-- Insert one entry and return its id, which is also the id of the run that answers it. It takes no lock but for a
+-- caller-given id or key, which waits for an open transaction that uses the same one.
+-- `session` is a name, or a uuid for a session that exists (`open_session` makes it).
+#variable_conflict use_variable
+declare
+    session_id uuid;
+    options    jsonb := jsonb_strip_nulls(jsonb_build_object(
+        'not_before', not_before, 'expires', expires, 'timeout', extract(epoch from timeout), 'priority', priority));
+    entry_id   uuid := id;
+    found_id   uuid;
+    found      chaz.entries;
+    differs    text;
+begin
+    if session is null or length(session) not between 1 and 200 then
+        raise exception 'a session''s name has 1 to 200 characters, not %', coalesce(length(session), 0) using errcode = 'CZ001';
+    elsif type is null or type not in ('message', 'directive', 'approval_decision', 'compaction_request') then
+        raise exception 'a producer cannot send an entry of type %; it may send message, directive, approval_decision or compaction_request',
+            coalesce(quote_literal(type), 'null') using errcode = 'CZ001';
+    elsif author is null or author not in ('human', 'program') then
+        raise exception 'a producer is a human or a program, not %', coalesce(quote_literal(author), 'null') using errcode = 'CZ001';
+    elsif sender is null or length(sender) not between 1 and 200 then
+        raise exception 'a sender has 1 to 200 characters, not %', coalesce(length(sender), 0) using errcode = 'CZ001';
+    elsif length(recipient) not between 1 and 200 then
+        raise exception 'a recipient has 1 to 200 characters, not %', length(recipient) using errcode = 'CZ001';
+    elsif type = 'directive' and recipient is null then
+        raise exception 'a directive needs a recipient: the agent that it instructs' using errcode = 'CZ001';
+    elsif type in ('message', 'directive') and (content is null or btrim(content, E' \t\r\n') = '') then
+        raise exception 'a % needs a text, and this one is empty', type using errcode = 'CZ001';
+    elsif length(content) > 1048576 then
+        raise exception 'an entry holds 1048576 characters at most, and this one has %', length(content) using errcode = 'CZ001';
+    elsif jsonb_typeof(metadata) is distinct from 'object' then
+        raise exception 'metadata is a JSON object, not %', coalesce(jsonb_typeof(metadata), 'null') using errcode = 'CZ001';
+    elsif metadata ?| array['session', 'options'] then
+        raise exception 'the keys "session" and "options" of metadata are chaz''s own' using errcode = 'CZ001';
+    elsif timeout <= interval '0' then
+        raise exception 'a timeout is longer than 0 s, not %', timeout using errcode = 'CZ001';
+    elsif priority not between -1000 and 1000 then
+        raise exception 'a priority is between -1000 and 1000, not %', priority using errcode = 'CZ001';
+    elsif id is not null and idempotency_key is not null then
+        raise exception 'give an id or an idempotency key, not both' using errcode = 'CZ001';
+    end if;
+
+    if session ~* '^[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}$' then
+        session_id := session::uuid;
+        if open_session then
+            insert into chaz.sessions (id, tenant) values (session_id, tenant) on conflict do nothing;
+            insert into chaz.heads (session_id) values (session_id) on conflict do nothing;
+        elsif not exists (select from chaz.sessions s where s.id = session_id and s.tenant = tenant) then
+            raise exception 'no session %', session using errcode = 'CZ003', detail = session;
+        end if;
+    else
+        session_id := chaz.session_id(session, tenant);
+        metadata := metadata || jsonb_build_object('session', session);
+    end if;
+    if options <> '{}' then
+        metadata := metadata || jsonb_build_object('options', options);
+    end if;
+
+    if entry_id is null and idempotency_key is null then
+        insert into chaz.entries (tenant, session_id, type, sender, author, recipient, content, metadata)
+        values (tenant, session_id, type, sender, author, recipient, coalesce(content, ''), metadata)
+        returning entries.id into entry_id;
+        return entry_id;
+    end if;
+
+    entry_id := coalesce(entry_id, chaz.derived_id('entry', session_id::text, idempotency_key));
+    insert into chaz.entries (id, tenant, session_id, type, sender, author, recipient, content, metadata)
+    values (entry_id, tenant, session_id, type, sender, author, recipient, coalesce(content, ''), metadata)
+    on conflict on constraint entries_pkey do nothing
+    returning entries.id into found_id;
+    if found_id is null then
+        select * into found from chaz.entries e where e.id = entry_id;
+        differs := case
+            when found.session_id <> session_id or found.tenant <> tenant then 'session'
+            when found.type <> type then 'type'
+            when found.sender <> sender then 'sender'
+            when found.author <> author then 'author'
+            when found.recipient is distinct from recipient then 'recipient'
+            when found.content <> coalesce(content, '') then 'content'
+            -- A relative time (countdown, timeout from now) is another instant at each try, and no other request.
+            when found.metadata #- '{options,not_before}' #- '{options,expires}'
+                <> metadata #- '{options,not_before}' #- '{options,expires}' then 'metadata or options'
+        end;
+        if differs is not null then
+            raise exception 'entry % exists with another %', entry_id, differs
+                using errcode = 'CZ002', detail = entry_id::text, hint = differs;
+        end if;
+    end if;
+    return entry_id;
+end
+$$;

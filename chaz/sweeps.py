@@ -1,0 +1,151 @@
+"""What a listener looks for because no doorbell announces it: times that have come, and workers that were lost.
+
+Each sweep takes its rows with SKIP LOCKED or one at a time, so that listeners share the work.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import timedelta
+from uuid import UUID
+
+from chaz.completion import close_run
+from chaz.database import Database, Transaction
+from chaz.deliveries import AuditEvent
+from chaz.outcomes import RunOutcome, RunState
+
+CRASH_LIMIT = 10
+"""Workers lost under a run, in a row and without a new step, before it is given up."""
+
+
+@dataclass(frozen=True)
+class Due:
+    """Which kinds of work there are, found by one statement."""
+
+    inbox: bool
+    publish: bool
+    lost: bool
+    late: bool
+
+    def __bool__(self) -> bool:
+        return self.inbox or self.publish or self.lost or self.late
+
+
+async def due(database: Database) -> Due:
+    """Look for work of every kind."""
+    (row,) = await database.fetch(
+        """
+        select
+            exists (select from chaz.entries where position is null) as inbox,
+            exists (select from chaz.runs r join chaz.agents a on a.name = r.agent
+                where r.state = 'queued' and r.publish_after <= now()) as publish,
+            exists (select from chaz.workers w join chaz.runs r on r.worker_id = w.id and r.state = 'running'
+                where w.expires_at < now()) as lost,
+            exists (select from chaz.runs
+                where state in ('pending', 'queued', 'running', 'parked') and deadline < now())
+            or exists (select from chaz.runs
+                where state in ('pending', 'queued') and expires_at is not null and expires_at < now())
+            or exists (select from chaz.runs r
+                where r.state = 'queued' and not exists (select from chaz.agents a where a.name = r.agent)) as late
+        """
+    )
+    return Due(**row)
+
+
+async def rescue_lost(database: Database, *, limit: int = 100) -> list[tuple[UUID, UUID]]:
+    """Send the runs of expired leases back to ``queued``; run and worker of each.
+
+    One whose workers keep dying under it is then ended by :func:`close_late`.
+    """
+
+    async def work(tx: Transaction) -> list[tuple[UUID, UUID]]:
+        cursor = await tx.execute(
+            """
+            with lost as (
+                select r.id, r.worker_id from chaz.runs r join chaz.workers w on w.id = r.worker_id
+                where r.state = 'running' and w.expires_at < now()
+                order by r.id limit %(limit)s for update of r skip locked)
+            update chaz.runs r set state = 'queued', crashes = crashes + 1, worker_id = null, claim = null,
+                queued_at = clock_timestamp(), publishes = 0, publish_after = clock_timestamp(),
+                waits_for = 'its worker was lost'
+            from lost where r.id = lost.id returning r.id, lost.worker_id
+            """,
+            {"limit": limit},
+        )
+        return [(row["id"], row["worker_id"]) for row in await cursor.fetchall()]
+
+    return await database.transact(work)
+
+
+async def close_late(
+    database: Database, *, grace: float, lease: float, limit: int = 100
+) -> list[tuple[UUID, str, list[AuditEvent]]]:
+    """End the runs whose time is over; id, reason and the events to tell of each.
+
+    A running one is its worker's to end; it is ended from here a lease later, if the worker has not.
+    """
+    rows = await database.fetch(
+        """
+        select r.id, r.agent, r.state,
+            case
+                when r.crashes >= %(crashes)s and r.state = 'queued' then 'crashes'
+                when r.deadline < now() then 'deadline'
+                when r.expires_at < now() and r.state in ('pending', 'queued') then 'expired'
+                else 'unknown-agent'
+            end as reason
+        from chaz.runs r
+        where r.state in ('pending', 'queued', 'running', 'parked') and (
+            r.deadline < now() - case when r.state = 'running' then %(lease)s else interval '0' end
+            or (r.expires_at < now() and r.state in ('pending', 'queued') and r.started_at is null)
+            or (r.state = 'queued' and r.crashes >= %(crashes)s)
+            or (r.state = 'queued' and r.queued_at < now() - %(grace)s
+                and not exists (select from chaz.agents a where a.name = r.agent)))
+        order by r.deadline limit %(limit)s
+        """,
+        {
+            "grace": timedelta(seconds=grace),
+            "lease": timedelta(seconds=lease),
+            "crashes": CRASH_LIMIT,
+            "limit": limit,
+        },
+    )
+    closed: list[tuple[UUID, str, list[AuditEvent]]] = []
+    for row in rows:
+        reason, state = row["reason"], row["state"]
+        outcome = RunOutcome(state="failed", reason=reason, text=_text(reason, row["agent"]))
+        states: tuple[RunState, ...] = (state,)
+
+        async def work(
+            tx: Transaction,
+            id: UUID = row["id"],
+            outcome: RunOutcome = outcome,
+            states: tuple[RunState, ...] = states,
+            agent: str = row["agent"],
+        ) -> list[AuditEvent]:
+            if outcome.reason == "unknown-agent":
+                # Nobody ever was this agent: it must not stay the session's lead.
+                await tx.execute(
+                    """
+                    delete from chaz.attachments where agent = %(agent)s
+                        and session_id = (select session_id from chaz.runs where id = %(run)s)
+                    """,
+                    {"agent": agent, "run": id},
+                )
+            return await close_run(tx, id, outcome, states=states)
+
+        closed.append((row["id"], reason, await database.transact(work)))
+    return closed
+
+
+def _text(reason: str, agent: str) -> str:
+    match reason:
+        case "crashes":
+            return f"given up: {CRASH_LIMIT} workers were lost while they ran it"
+        case "deadline":
+            return "its deadline has passed"
+        case "expired":
+            return "it was not started before it expired"
+        case _:
+            return (
+                f"no worker has registered an agent {agent!r}; start one with CHAZ_AGENTS naming a module that has it"
+            )

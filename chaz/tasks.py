@@ -1,0 +1,152 @@
+"""The Celery tasks ``chaz.agent.<name>``, one per agent that this worker serves, and the worker's start and stop."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import sys
+import threading
+from datetime import timedelta
+from typing import Any, NoReturn
+
+from celery import Task, signals
+from celery.exceptions import Retry
+from pydantic import ValidationError
+
+from chaz.broker import run_queue
+from chaz.celery import app, settings
+from chaz.channels import task_name
+from chaz.database import Database, Transaction
+from chaz.deliveries import RunDelivery
+from chaz.errors import ChazError, DatabaseUnavailable
+from chaz.runs import register_agents
+from chaz.runtime.agents import Agents, load_agents
+from chaz.runtime.models import resolve_model
+from chaz.schema import require_current
+from chaz.settings import without_secrets
+from chaz.worker import LetGo, WorkerProcess
+
+logger = logging.getLogger("chaz.worker")
+
+
+class LeftTheWorker(Exception):
+    """Shown by Flower as the reason of a RETRY: the run is parked or was given back, and comes again by itself."""
+
+    def __repr__(self) -> str:
+        return str(self)
+
+
+class _Here:
+    """What this process has: the agents it loaded at its start, and its worker process, made when first needed."""
+
+    agents: Agents | None = None
+    process: WorkerProcess | None = None
+    pid = 0
+    name = "worker"
+    lock = threading.Lock()
+
+    @classmethod
+    def worker(cls) -> WorkerProcess:
+        with cls.lock:
+            if cls.process is None or cls.pid != os.getpid():
+                assert cls.agents is not None
+                process = WorkerProcess(settings, cls.agents, name=cls.name)
+                process.start()
+                cls.process, cls.pid = process, os.getpid()
+            return cls.process
+
+
+class AgentTask(Task[Any, None]):
+    """One delivery of a run. The delivery's run id alone is believed."""
+
+    abstract = True
+    agent: str
+
+    def run(self, **delivery: Any) -> None:
+        """Claim the run and bring it as far as it goes."""
+        try:
+            run_id = RunDelivery.model_validate(delivery).run
+        except ValidationError as error:
+            logger.warning("a delivery for agent=%s is not a run's: %s", self.agent, str(error).splitlines()[0])
+            return
+        try:
+            came_to = _Here.worker().execute(self.agent, run_id)
+        except DatabaseUnavailable as error:
+            # Nothing is lost: the run is queued still, or its lease is read back at the next beat.
+            came_to = LetGo(str(error))
+        if isinstance(came_to, LetGo):
+            # Committed already. Celery's Retry only says so to Flower; nothing is published by it.
+            raise Retry(came_to.why, exc=LeftTheWorker(came_to.why))
+
+
+@signals.celeryd_init.connect
+def load(sender: str, conf: Any, **_: object) -> None:
+    """Load the agents, check what they need, and consume their queues. A mistake ends the worker with one line."""
+    try:
+        database_url = settings.require_database()
+        agents = load_agents(settings.agents)
+        for agent in agents.values():
+            resolve_model(agent.model)
+        asyncio.run(_register(database_url, agents))
+    except ChazError as error:
+        _refuse(error)
+    _Here.agents, _Here.name = agents, sender
+    for agent in agents.values():
+        task = type(f"AgentTask_{agent.name}", (AgentTask,), {"name": task_name(agent.name), "agent": agent.name})
+        app.register_task(task())
+    conf.task_queues = [
+        run_queue(settings.broker_prefix, queue) for queue in sorted({agent.queue for agent in agents.values()})
+    ]
+
+
+async def _register(url: str, agents: Agents) -> None:
+    database = Database(url, size=1, name="chaz-worker")
+    try:
+        await require_current(await database.open())
+
+        async def work(tx: Transaction) -> None:
+            await register_agents(
+                tx,
+                [
+                    (agent.name, agent.queue, agent.version, agent.max_steps, timedelta(seconds=agent.timeout))
+                    for agent in agents.values()
+                ],
+            )
+
+        await database.transact(work)
+    finally:
+        await database.close()
+
+
+def _refuse(error: ChazError) -> NoReturn:
+    print(f"chaz: {error}", file=sys.stderr)
+    # Celery swallows what a signal's receiver raises, but for this.
+    raise SystemExit(error.exit_code)
+
+
+@signals.worker_ready.connect
+def ready(**_: object) -> None:
+    """Say what is served, and from where."""
+    assert _Here.agents is not None
+    logger.info(
+        "ready: agents %s; PostgreSQL %s; broker %s",
+        ", ".join(_Here.agents),
+        without_secrets(settings.database_url),
+        without_secrets(settings.broker_url),
+    )
+
+
+@signals.worker_shutting_down.connect
+def drain(**_: object) -> None:
+    """A warm shutdown has begun: claim nothing more, let runs come to the end of a step."""
+    if _Here.process is not None and _Here.pid == os.getpid():
+        # Not here: this is a signal handler, and the loop's lock may be held by the very thread it interrupts.
+        threading.Thread(target=_Here.process.close, name="chaz-drain").start()
+
+
+@signals.worker_process_shutdown.connect
+def close(**_: object) -> None:
+    """A child of the prefork pool ends."""
+    if _Here.process is not None and _Here.pid == os.getpid():
+        _Here.process.close()

@@ -1,0 +1,133 @@
+"""Waiting for ends of runs: one LISTEN for all waits of a process, and a poll behind it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections import defaultdict
+from collections.abc import Iterable
+from uuid import UUID, uuid4
+
+from chaz import runs
+from chaz.channels import DONE
+from chaz.database import Database, Row, Subscription, Transaction
+from chaz.errors import ChazError
+from chaz.outcomes import FINAL_STATES
+
+logger = logging.getLogger("chaz.result")
+
+NOBODY = "nobody"
+"""The state of an entry that woke no agent."""
+
+REGISTERED_FOR = 30.0
+IDLE_FOR = 30.0
+FIRST_POLL = 0.05
+LAST_POLL = 1.0
+
+
+def is_over(row: Row) -> bool:
+    """Whether a status row of :func:`chaz.runs.status` will not change."""
+    return row["state"] in FINAL_STATES or row["state"] == NOBODY
+
+
+class Waiter:
+    """All waits of one loop. A thousand of them are one connection."""
+
+    def __init__(self, database: Database, listen_url: str) -> None:
+        self._id = uuid4()
+        self._database = database
+        self._subscription = Subscription(listen_url, [DONE], name="chaz-wait")
+        self._waits: dict[UUID, set[asyncio.Future[Row]]] = defaultdict(set)
+        self._task: asyncio.Task[None] | None = None
+        self._listening = asyncio.Event()
+        self._poll = FIRST_POLL
+
+    async def wait(self, run_id: UUID) -> Row:
+        """The status of the run once it is over. Cancel to stop waiting."""
+        status = (await runs.status(self._database, [run_id])).get(run_id)
+        if status is not None and is_over(status):
+            return status
+        future: asyncio.Future[Row] = asyncio.get_running_loop().create_future()
+        self._waits[run_id].add(future)
+        # An end that was being committed while this wait was registered notifies nobody: look again soon.
+        self._poll = FIRST_POLL
+        try:
+            if self._task is None or self._task.done():
+                self._listening.clear()
+                self._task = asyncio.create_task(self._listen())
+            await self._listening.wait()
+            await self._look([run_id])
+            return await future
+        finally:
+            self._waits[run_id].discard(future)
+            if not self._waits[run_id]:
+                del self._waits[run_id]
+
+    async def close(self) -> None:
+        """Stop listening."""
+        if self._task is not None:
+            self._task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._task
+
+    async def _listen(self) -> None:
+        registered = idle_since = 0.0
+        try:
+            while True:
+                try:
+                    if not self._subscription.connected:
+                        await self._subscription.connect()
+                        registered = 0.0
+                    if time.monotonic() - registered > REGISTERED_FOR / 3:
+                        await self._register(REGISTERED_FOR)
+                        registered = time.monotonic()
+                    self._listening.set()
+                    if self._waits:
+                        idle_since = time.monotonic()
+                    elif time.monotonic() - idle_since > IDLE_FOR:
+                        return
+                    await self._look(await self._ended_or_poll())
+                except (ChazError, OSError) as error:
+                    logger.warning("waiting: %s; polling until it is back", error)
+                    self._listening.set()
+                    await self._subscription.close()
+                    await asyncio.sleep(LAST_POLL)
+                    with contextlib.suppress(ChazError):
+                        await self._look(list(self._waits))
+        finally:
+            with contextlib.suppress(ChazError):
+                if registered:
+                    await self._register(0)
+            await self._subscription.close()
+
+    async def _ended_or_poll(self) -> list[UUID]:
+        """Runs to look at: the one notified, or after a while all that are waited for."""
+        payloads = await self._subscription.wait(self._poll)
+        if payloads:
+            return [id for id in map(UUID, payloads) if id in self._waits]
+        self._poll = min(self._poll * 2, LAST_POLL)
+        return list(self._waits)
+
+    async def _look(self, ids: Iterable[UUID]) -> None:
+        wanted = list(ids)
+        if not wanted:
+            return
+        for id, status in (await runs.status(self._database, wanted)).items():
+            if is_over(status):
+                for future in self._waits.get(id, set()):
+                    if not future.done():
+                        future.set_result(status)
+
+    async def _register(self, seconds: float) -> None:
+        async def work(tx: Transaction) -> None:
+            await tx.execute(
+                """
+                insert into chaz.waiters (id, expires_at) values (%(id)s, now() + %(seconds)s * interval '1 second')
+                on conflict (id) do update set expires_at = excluded.expires_at
+                """,
+                {"id": self._id, "seconds": seconds},
+            )
+
+        await self._database.transact(work)

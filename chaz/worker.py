@@ -1,0 +1,324 @@
+"""A worker process: its lease, its loop, and the way of one run through it: claim, rebuild, run, end or park."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from datetime import timedelta
+from functools import partial
+from uuid import UUID, uuid4
+
+import psycopg
+from psycopg.rows import DictRow
+
+from chaz import completion, journal, runs, sessionlog, workers
+from chaz.audit.publisher import AuditPublisher
+from chaz.database import CONNECT_TIMEOUT, Database, Transaction, connect_blocking
+from chaz.deliveries import AuditEvent
+from chaz.errors import ChazError, DatabaseUnavailable, ModelError, StaleAttempt
+from chaz.loops import LoopThread, loop_thread
+from chaz.outcomes import CallOutcome, RunOutcome, ToolCall, Turn, Usage
+from chaz.runs import Attempt, Claim, Unclaimed
+from chaz.runtime import engine
+from chaz.runtime.agents import Agent, Agents
+from chaz.runtime.context import build_history
+from chaz.runtime.engine import Answered, Failed, GivenBack, Parked, Record, RunContext
+from chaz.runtime.models import ChatModel, HistoryMessage, resolve_model
+from chaz.settings import Settings
+
+logger = logging.getLogger("chaz.worker")
+
+
+@dataclass(frozen=True)
+class LetGo:
+    """The run left this process before its end; ``why`` is for people."""
+
+    why: str
+
+
+@dataclass
+class _Owned:
+    attempt: int
+    task: asyncio.Task[object]
+    claimed_at: float
+
+
+class WorkerProcess:
+    """One per process, made lazily and after a fork. A Celery slot calls :meth:`execute` and waits."""
+
+    def __init__(self, settings: Settings, agents: Agents, *, name: str) -> None:
+        self.id = uuid4()
+        self.name = name
+        self._settings = settings
+        self._agents = agents
+        self._loop: LoopThread = loop_thread()
+        self._database = Database(settings.require_database(), size=settings.database_pool, name="chaz-worker")
+        self._audit = AuditPublisher(settings)
+        self._models: dict[str, ChatModel] = {}
+        self._executor = ThreadPoolExecutor(settings.executor_threads, thread_name_prefix="chaz-tool")
+        self._owned: dict[UUID, _Owned] = {}
+        self._unknown: set[Attempt] = set()
+        self._stopping = asyncio.Event()
+        self._ended = threading.Event()
+        self._last_beat = 0.0
+        self._beating = threading.Thread(target=self._beat, name="chaz-beat", daemon=True)
+        self._first_beat = threading.Event()
+
+    def start(self) -> None:
+        """Open the database and take the lease. Raises DatabaseUnavailable."""
+        self._loop.run(self._database.open())
+        self._beating.start()
+        if not self._first_beat.wait(CONNECT_TIMEOUT + 5):
+            raise DatabaseUnavailable(self._database.address, "no lease could be taken")
+
+    def execute(self, agent_name: str, run_id: UUID) -> LetGo | None:
+        """Bring a delivered run as far as it goes; None once it has ended, or where there is nothing to do."""
+        return self._loop.run(self._execute(self._agents[agent_name], run_id))
+
+    def drain(self) -> None:
+        """Claim nothing more, and let what runs come to the end of a step."""
+        self._loop.loop.call_soon_threadsafe(self._stopping.set)
+
+    def close(self) -> None:
+        """Drain for ``shutdown_grace`` seconds, give back what still runs, and end the lease."""
+        self.drain()
+        try:
+            self._loop.run(self._close())
+        except ChazError as error:
+            logger.warning("worker: stopping without PostgreSQL (%s); other workers take its runs over", error)
+        self._ended.set()
+        self._audit.close()
+        self._executor.shutdown(wait=False, cancel_futures=True)
+
+    async def _close(self) -> None:
+        ends = time.monotonic() + self._settings.shutdown_grace
+        while self._owned and time.monotonic() < ends:
+            await asyncio.sleep(0.05)
+        for owned in list(self._owned.values()):
+            owned.task.cancel()
+        while self._owned and time.monotonic() < ends + 5:
+            await asyncio.sleep(0.05)
+        await self._database.transact(lambda tx: workers.leave(tx, self.id))
+        await self._database.close()
+
+    # The lease
+
+    def _beat(self) -> None:
+        connection: psycopg.Connection[DictRow] | None = None
+        lease = timedelta(seconds=self._settings.lease)
+        while not self._ended.is_set():
+            asked = time.monotonic()
+            try:
+                if connection is None or connection.closed:
+                    connection = connect_blocking(
+                        self._settings.database_url, "chaz-beat", connect_timeout=max(2, int(self._settings.beat))
+                    )
+                owned = workers.beat(connection, self.id, name=self.name, pid=os.getpid(), lease=lease)
+                self._last_beat = asked
+                self._first_beat.set()
+                self._loop.loop.call_soon_threadsafe(self._compare, owned, asked)
+            except psycopg.Error as error:
+                logger.warning("worker: the lease could not be renewed (%s)", " ".join(str(error).split()))
+                if connection is not None:
+                    connection.close()
+                    connection = None
+            self._ended.wait(self._settings.beat)
+        if connection is not None:
+            connection.close()
+
+    def _compare(self, in_database: dict[UUID, int], asked: float) -> None:
+        """On the loop: what the database gave to somebody else is aborted here, what nobody here runs is given back."""
+        for run_id, owned in list(self._owned.items()):
+            if owned.claimed_at < asked and in_database.get(run_id) != owned.attempt:
+                logger.warning("worker: run=%s attempt=%d is no longer this worker's; aborted", run_id, owned.attempt)
+                owned.task.cancel("lost")
+        unknown = {Attempt(*pair) for pair in in_database.items() if pair[0] not in self._owned}
+        # Twice, because a claim is committed a moment before it is known here.
+        for attempt in unknown & self._unknown:
+            logger.warning("worker: run=%s attempt=%d is not run here; given back", attempt.run_id, attempt.attempt)
+            self._loop.submit(self._give_back(attempt, "its worker lost sight of it"))
+        self._unknown = unknown
+
+    def check_lease(self, claim: Claim) -> None:
+        """Raise StaleAttempt unless the last good beat is so fresh that the lease surely holds."""
+        if time.monotonic() - self._last_beat > self._settings.lease:
+            raise StaleAttempt(claim.run_id, claim.attempt)
+
+    # One run
+
+    async def _execute(self, agent: Agent, run_id: UUID) -> LetGo | None:
+        if self._stopping.is_set():
+            return LetGo("its worker is stopping")
+        claim = await self._database.transact(lambda tx: runs.claim(tx, run_id, agent=agent.name, worker_id=self.id))
+        if isinstance(claim, Unclaimed):
+            logger.warning(
+                "delivery of run=%s for agent=%s came to nothing: %s %s", run_id, agent.name, claim.why, claim.state
+            )
+            return None
+        logger.info(
+            "claimed run=%s attempt=%d agent=%s session=%s", run_id, claim.attempt, agent.name, claim.session_id
+        )
+        task = asyncio.create_task(self._run(agent, claim))
+        self._owned[run_id] = _Owned(claim.attempt, task, time.monotonic())
+        try:
+            return await task
+        except asyncio.CancelledError:
+            if not task.cancelled():
+                raise
+            return await self._after_cancel(claim)
+        except StaleAttempt as error:
+            logger.warning("worker: %s; nothing of it was written", error)
+            return LetGo(str(error))
+        finally:
+            self._owned.pop(run_id, None)
+
+    async def _after_cancel(self, claim: Claim) -> LetGo:
+        """The run was cut off: by a beat that found it lost, or by a stop that had waited long enough."""
+        if not await self._give_back(claim, "its worker stopped during a step"):
+            return LetGo("another worker has it")
+        return LetGo("given back: its worker is stopping")
+
+    async def _give_back(self, attempt: Attempt, reason: str) -> bool:
+        try:
+            await self._database.transact(lambda tx: runs.give_back(tx, attempt, reason=reason))
+        except StaleAttempt:
+            return False
+        return True
+
+    async def _run(self, agent: Agent, claim: Claim) -> LetGo | None:
+        deadline = asyncio.timeout(max(0.0, claim.seconds_left))
+        try:
+            async with deadline:
+                came_to = await self._run_until_it_leaves(agent, claim)
+        except TimeoutError:
+            if not deadline.expired():
+                raise
+            came_to = Failed("deadline", "its deadline has passed")
+        except ModelError as error:
+            came_to = Failed("model", str(error))
+        except (StaleAttempt, DatabaseUnavailable):
+            raise
+        except Exception as error:
+            logger.exception("worker: run=%s failed by a fault of chaz or of its agent's definition", claim.run_id)
+            came_to = Failed("internal", f"{type(error).__name__}: {error}")
+        match came_to:
+            case Parked():
+                logger.info("parked run=%s waits for %s", claim.run_id, came_to.waits_for)
+                return LetGo(f"parked: waits for {came_to.waits_for}")
+            case GivenBack():
+                await self._database.transact(
+                    lambda tx: runs.give_back(tx, claim, wait=came_to.wait, reason=came_to.reason)
+                )
+                logger.info("given back run=%s for %.1f s: %s", claim.run_id, came_to.wait, came_to.reason)
+                return LetGo(f"given back: {came_to.reason}")
+            case Answered():
+                outcome = RunOutcome(state="succeeded", text=came_to.text)
+            case Failed():
+                outcome = RunOutcome(state="failed", reason=came_to.reason, text=came_to.text)
+        self._audit.tell(await self._database.transact(lambda tx: completion.end_run(tx, claim, outcome)))
+        logger.info("ended run=%s %s %s", claim.run_id, outcome.state, outcome.reason)
+        return None
+
+    async def _run_until_it_leaves(self, agent: Agent, claim: Claim) -> engine.CameTo:
+        run_journal = RunJournal(self._database, claim, agent.version, self._audit.tell, self.check_lease)
+        replay = claim.attempt > 1
+        while True:
+            came_to = await engine.run(await self._rebuild(agent, claim, run_journal, replay=replay))
+            if not isinstance(came_to, Parked):
+                return came_to
+            if await self._database.transact(partial(runs.park, attempt=claim, waits_for=came_to.waits_for)):
+                return came_to
+            # All was answered while it was parking: go on at once, from the journal.
+            replay = True
+
+    async def _rebuild(self, agent: Agent, claim: Claim, run_journal: RunJournal, *, replay: bool) -> RunContext:
+        async def read(
+            tx: Transaction,
+        ) -> tuple[list[HistoryMessage], list[journal.StoredStep], list[journal.StoredCall]]:
+            conversation, triggers = await sessionlog.context_entries(
+                tx, session_id=claim.session_id, run_id=claim.run_id, read_to=claim.read_to
+            )
+            history = build_history(agent.name, conversation, triggers)
+            if not replay:
+                return history, [], []
+            return history, *await journal.load(tx, claim.run_id)
+
+        history, steps, calls = await self._database.transact(read)
+        return RunContext(
+            run_id=claim.run_id,
+            session_id=claim.session_id,
+            depth=claim.depth,
+            agent=agent,
+            model=self._model(agent.model),
+            journal=run_journal,
+            executor=self._executor,
+            history=history,
+            max_steps=claim.max_steps or agent.max_steps,
+            steps={stored.step: stored.turn for stored in steps},
+            calls={(call.step, call.ordinal): Record(call.outcome, call.answer, call.waiting) for call in calls},
+            stopping=self._stopping,
+        )
+
+    def _model(self, name: str) -> ChatModel:
+        """One per process and name, so that its clients are shared."""
+        if name not in self._models:
+            self._models[name] = resolve_model(name)
+        return self._models[name]
+
+
+class RunJournal:
+    """The engine's journal, in PostgreSQL; what it stores it then tells to the audit trail."""
+
+    def __init__(
+        self,
+        database: Database,
+        claim: Claim,
+        version: str,
+        tell: Callable[[list[AuditEvent]], None],
+        check: Callable[[Claim], None],
+    ) -> None:
+        self._database = database
+        self._claim = claim
+        self._version = version
+        self._tell = tell
+        self._check = check
+
+    def check_lease(self) -> None:
+        self._check(self._claim)
+
+    async def store_step(self, step: int, turn: Turn, usage: Usage) -> None:
+        await self._database.transact(
+            lambda tx: journal.store_step(tx, self._claim, step=step, turn=turn, version=self._version, usage=usage)
+        )
+
+    async def start_call(self, step: int, ordinal: int, call: ToolCall) -> None:
+        event = await self._database.transact(
+            lambda tx: journal.start_call(tx, self._claim, step=step, ordinal=ordinal, call=call)
+        )
+        self._tell([event])
+
+    async def finish_call(self, step: int, ordinal: int, call: ToolCall, outcome: CallOutcome) -> None:
+        event = await self._database.transact(
+            lambda tx: journal.finish_call(tx, self._claim, step=step, ordinal=ordinal, call=call, outcome=outcome)
+        )
+        self._tell([event])
+
+    async def start_spawn(self, step: int, ordinal: int, call: ToolCall, agent: str, instruction: str) -> None:
+        event = await self._database.transact(
+            lambda tx: journal.start_spawn(
+                tx,
+                self._claim,
+                step=step,
+                ordinal=ordinal,
+                call=call,
+                agent=agent,
+                instruction=instruction,
+            )
+        )
+        self._tell([event])
