@@ -20,6 +20,8 @@ from chaz.errors import BrokerUnavailable
 from chaz.runs import Publication
 from chaz.settings import Settings, without_secrets
 
+LOG_FORMAT = "%(asctime)s %(levelname)s %(message)s"
+
 
 def make_app(settings: Settings) -> Celery:
     """The application of these settings."""
@@ -41,6 +43,9 @@ def make_app(settings: Settings) -> Celery:
             "task_serializer": "json",
             "accept_content": ["json"],
             "result_accept_content": ["json"],
+            # One form of line for all processes of chaz.
+            "worker_log_format": LOG_FORMAT,
+            "worker_task_log_format": LOG_FORMAT,
             "worker_send_task_events": True,
             "worker_enable_remote_control": True,
             # Every name on the broker takes the prefix.

@@ -253,3 +253,12 @@ class Follower:
             {"runs": list(self._told)},
         )
         return {row["id"]: row["event_seq"] for row in rows}
+
+
+async def child_sessions(database: Database, root_run_id: UUID) -> list[Row]:
+    """Id, depth and parent of the sessions that runs of a tree have opened, oldest first."""
+    rows = await database.fetch(
+        "select id, depth, parent_run_id from chaz.sessions where root_run_id = %(root)s order by created_at",
+        {"root": root_run_id},
+    )
+    return list(rows)

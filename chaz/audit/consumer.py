@@ -130,6 +130,7 @@ class AuditConsumer:
         try:
             refused = self._record([event for _, events in decoded for event in events])
             self._settle(decoded, refused)
+            logger.info("recorded %d events of %d deliveries", sum(len(e) for _, e in decoded), len(decoded))
         except psycopg.OperationalError:
             raise
         except psycopg.Error:

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Sequence
 
 from chaz import __version__
-from chaz.cli import looking, processes, schema, sending
+from chaz.cli import demo, looking, processes, schema, sending, up
 from chaz.errors import ChazError
 
 
@@ -28,7 +28,7 @@ def parser() -> argparse.ArgumentParser:
     common.add_argument("--database", metavar="URL", help="PostgreSQL (CHAZ_DATABASE_URL)")
     common.add_argument("--debug", action="store_true", help="show the traceback of an error")
     commands = top.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    for module in (sending, looking, processes, schema):
+    for module in (demo, up, sending, looking, processes, schema):
         module.add_commands(commands, common)
     return top
 

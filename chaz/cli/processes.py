@@ -11,6 +11,7 @@ import logging
 import os
 import signal
 import sys
+import warnings
 from typing import TYPE_CHECKING, Any
 
 from chaz.cli.options import add_command, settings_of
@@ -30,7 +31,9 @@ def add_commands(commands: Commands, common: argparse.ArgumentParser) -> None:
     listener = add_command(
         commands, common, "listener", run_listener, "place entries, make runs and publish them; run two or more"
     )
-    worker = add_command(commands, common, "worker", run_worker, "serve agents: `celery -A chaz worker` by another name")
+    worker = add_command(
+        commands, common, "worker", run_worker, "serve agents: `celery -A chaz worker` by another name"
+    )
     audit = add_command(commands, common, "audit", run_audit, "record what tools did; run any number")
     for command in (listener, worker, audit):
         command.add_argument("--broker", metavar="URL", help="RabbitMQ, Redis or Valkey (CHAZ_BROKER_URL)")
@@ -140,7 +143,10 @@ def run_worker(options: argparse.Namespace) -> int:
     export(settings_of(options))
     from chaz.celery import app
 
-    arguments = ["worker", "--loglevel", options.log_level]
+    # Celery warns of a worker that runs as root, for the sake of pickle; this one takes JSON only.
+    warnings.filterwarnings("ignore", message="You're running the worker with superuser privileges")
+    # Quiet: without the banner; one line says what is served.
+    arguments = ["--quiet", "worker", "--loglevel", options.log_level]
     for flag, value in (
         ("--concurrency", options.concurrency),
         ("--pool", options.pool),

@@ -163,6 +163,8 @@ create table chaz.sessions (
     constraint sessions_on_message check (on_message in ('coalesce', 'each', 'reject', 'interrupt', 'steer'))
 );
 
+create index sessions_tree on chaz.sessions (root_run_id) where root_run_id is not null;
+
 create table chaz.heads (
     session_id    uuid   not null constraint heads_pkey primary key constraint heads_session references chaz.sessions,
     next_position bigint not null default 1,
@@ -274,6 +276,7 @@ create index runs_to_publish on chaz.runs (publish_after) where state = 'queued'
 create index runs_of_worker on chaz.runs (worker_id) where state = 'running';
 create index runs_deadline on chaz.runs (deadline) where state in ('pending', 'queued', 'running', 'parked');
 create index runs_expiry on chaz.runs (expires_at) where state in ('pending', 'queued') and expires_at is not null;
+create index runs_tree on chaz.runs (root_run_id);
 create index runs_children on chaz.runs (parent_run_id) where parent_run_id is not null;
 create index runs_superseded_by on chaz.runs (superseded_by) where superseded_by is not null;
 create index runs_created on chaz.runs (created_at);

@@ -249,25 +249,50 @@ def test_no_process_is_left_by_a_killed_owner(data: Path) -> None:
 
 
 @pytest.mark.chaos
-def test_services_end_with_a_killed_keeper(data: Path) -> None:
-    ended: list[str] = []
-    with start_services(data, on_event=lambda name, _: ended.append(name)) as services:
+def test_a_forked_child_of_a_killed_owner_does_not_keep_the_services(data: Path) -> None:
+    code = OWNER.replace("print(", "import os; child = os.fork(); child or services.stop()\nchild and print(child, ")
+    with subprocess.Popen(
+        [sys.executable, "-c", code, str(data)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as process:
+        assert process.stdout is not None
+        child = int(process.stdout.readline().split()[0])
+        try:
+            assert not is_unused(data)
+            process.kill()
+            eventually(lambda: is_unused(data), within=20)
+            os.kill(child, 0)
+        finally:
+            os.kill(child, signal.SIGKILL)
+
+
+@pytest.mark.chaos
+def test_services_end_with_a_killed_keeper_and_hold_the_folder_until_then(data: Path) -> None:
+    events = Events()
+    with start_services(data, valkey=False, on_event=events) as services:
         query(services.database_url, "create table kept as select 'row' as value")
-        ended.clear()
+        postgres = services.processes["postgres"]
+        os.kill(postgres, signal.SIGSTOP)
         os.kill(services.processes["keeper"], signal.SIGKILL)
-        eventually(lambda: ended == ["keeper"], within=10)
+        eventually(lambda: events[-1][0] == "keeper", within=10)
+        assert not is_unused(data)
+        os.kill(postgres, signal.SIGCONT)
         eventually(lambda: is_unused(data), within=20)
     with start_services(data, valkey=False) as services:
         assert query(services.database_url, "select value from kept") == [("row",)]
 
 
 @pytest.mark.chaos
+@pytest.mark.skipif(sys.platform != "linux", reason="needs the parent-death signal")
 def test_killed_owner_and_keeper_leave_nothing(data: Path) -> None:
     with owner_of(data) as owner:
+        # Frozen, so that it cannot stop the services before it is killed.
+        os.kill(owner.processes["keeper"], signal.SIGSTOP)
         owner.process.kill()
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(owner.processes["keeper"], signal.SIGKILL)
+        owner.process.wait()
+        assert not is_unused(data)
+        os.kill(owner.processes["keeper"], signal.SIGKILL)
         eventually(lambda: is_unused(data), within=20)
+    assert "database system is shut down" in (data / "postgres.log").read_text()
 
 
 @pytest.mark.chaos
