@@ -126,7 +126,7 @@ async def _close_calls(tx: Transaction, run: Row) -> list[AuditEvent]:
             await tx.execute(
                 """
                 update chaz.runs set event_seq = event_seq + 1, digest = sha256(digest || convert_to(%(body)s, 'UTF8'))
-                where id = %(run)s returning event_seq
+                where id = %(run)s returning event_seq, clock_timestamp() as at
                 """,
                 {"run": run["id"], "body": event_body(**facts)},
             )
@@ -137,6 +137,7 @@ async def _close_calls(tx: Transaction, run: Row) -> list[AuditEvent]:
             tenant=run["tenant"],
             position=run["ack_position"],
             seq=numbered["event_seq"],
+            at=numbered["at"],
             agent=run["agent"],
             **facts,
         )

@@ -6,6 +6,7 @@ Their JSON is kept in golden files, so that two versions running side by side ag
 from __future__ import annotations
 
 import json
+from datetime import datetime
 from typing import Literal
 from uuid import UUID
 
@@ -37,6 +38,8 @@ class AuditEvent(BaseModel):
     tenant: str = ""
     position: int
     seq: int
+    at: datetime
+    """When it was counted, on the database's clock."""
     run: UUID
     agent: str
     attempt: int
@@ -51,7 +54,7 @@ class AuditEvent(BaseModel):
 
     @property
     def body(self) -> str:
-        """What the run's digest covers: canonical JSON of everything but the place, which the chain itself orders."""
+        """What the run's digest covers: canonical JSON of what happened; the chain itself orders it."""
         return event_body(
             kind=self.kind,
             run=self.run,

@@ -105,8 +105,9 @@ async def start_call(tx: Transaction, claim: Claim, *, step: int, ordinal: int, 
     await tx.execute(
         """
         insert into chaz.calls
-            (run_id, step, ordinal, call_id, tool, arguments, attempt, call_position, call_seq)
-        values (%(run)s, %(step)s, %(ordinal)s, %(call_id)s, %(tool)s, %(arguments)s, %(attempt)s, %(position)s, %(seq)s)
+            (run_id, step, ordinal, call_id, tool, arguments, attempt, call_position, call_seq, started_at)
+        values (%(run)s, %(step)s, %(ordinal)s, %(call_id)s, %(tool)s, %(arguments)s, %(attempt)s, %(position)s,
+            %(seq)s, %(at)s)
         """,
         {
             "run": claim.run_id,
@@ -118,6 +119,7 @@ async def start_call(tx: Transaction, claim: Claim, *, step: int, ordinal: int, 
             "attempt": claim.attempt,
             "position": event.position,
             "seq": event.seq,
+            "at": event.at,
         },
     )
     return event
@@ -137,7 +139,7 @@ async def close_call(tx: Transaction, event: AuditEvent) -> None:
     await tx.execute(
         """
         update chaz.calls set state = 'done', outcome = %(outcome)s, result = %(result)s, result_position = %(position)s,
-            result_seq = %(seq)s, ended_at = clock_timestamp()
+            result_seq = %(seq)s, ended_at = %(at)s
         where run_id = %(run)s and step = %(step)s and ordinal = %(ordinal)s and state = 'started'
         """,
         {
@@ -148,6 +150,7 @@ async def close_call(tx: Transaction, event: AuditEvent) -> None:
             "result": event.content,
             "position": event.position,
             "seq": event.seq,
+            "at": event.at,
         },
     )
 
@@ -227,12 +230,13 @@ async def _event(
         "outcome": outcome,
         "content": safe_text(content, MAX_RESULT),
     }
-    seq = await fence(tx, claim, event_body=event_body(**facts))
+    number = await fence(tx, claim, event_body=event_body(**facts))
     return AuditEvent(
         session=claim.session_id,
         tenant=claim.tenant,
         position=claim.ack_position,
-        seq=seq,
+        seq=number.seq,
+        at=number.at,
         agent=claim.agent,
         **facts,
     )

@@ -57,6 +57,7 @@ class Listener:
         """Listen, sweep, wait; after every reconnect in that order. No fault of one round ends it."""
         stopped = asyncio.create_task(self._stopping.wait())
         failures = 0
+        rung = False
         try:
             while not self._stopping.is_set():
                 try:
@@ -65,9 +66,9 @@ class Listener:
                         if on_ready is not None:
                             on_ready()
                             on_ready = None
-                    await self._work_until_asleep()
+                    await self._work_until_asleep(rung=rung)
                     failures = 0
-                    await self._sleep(stopped)
+                    rung = await self._sleep(stopped)
                 except (ChazError, OSError, *RETRIED) as error:
                     failures += 1
                     logger.warning("listener: %s; trying again", error)
@@ -90,22 +91,24 @@ class Listener:
         self._next_sweep = 0.0
         logger.info("listener: listening at %s", self._subscription.address)
 
-    async def _sleep(self, stopped: asyncio.Task[bool]) -> None:
-        """Wait for the bell, at most a long poll."""
+    async def _sleep(self, stopped: asyncio.Task[bool]) -> bool:
+        """Wait for the bell, at most a long poll; whether it rang."""
         bell = asyncio.create_task(self._subscription.wait(self._settings.long_poll))
         await asyncio.wait({bell, stopped}, return_when=asyncio.FIRST_COMPLETED)
         if not bell.done():
             bell.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await bell
+        try:
+            return bool(await bell)
+        except asyncio.CancelledError:
+            return False
 
     @staticmethod
     async def _pause(stopped: asyncio.Task[bool], seconds: float) -> None:
         await asyncio.wait({stopped}, timeout=seconds)
 
-    async def _work_until_asleep(self) -> None:
+    async def _work_until_asleep(self, *, rung: bool = False) -> None:
         """Work while there is work, then prove that nobody relies on this listener's being awake."""
-        found = await self._round()
+        found = await self._round(rung=rung)
         while found and not self._stopping.is_set():
             await self._say_awake(AWAKE_AHEAD)
             found = await self._round()
@@ -143,67 +146,57 @@ class Listener:
         await self._database.transact(work)
         self._awake_until = now + ahead.total_seconds() if ahead else 0.0
 
-    async def _round(self) -> bool:
+    async def _round(self, *, rung: bool = False) -> bool:
         """Do all work that is there now; whether there was any."""
+        if rung:
+            # Most often somebody waits for just this; the clock's work comes with the next round.
+            return await self._place_and_publish()
         if time.monotonic() >= self._next_sweep:
             await self._sweep()
         due = await sweeps.due(self._database)
         if not due:
             return False
         found = False
-        if due.inbox:
-            placed = await self._place()
-            found = placed.entries > 0
-        if due.publish:
-            found |= await self._publish_due()
+        if due.inbox or due.publish:
+            found = await self._place_and_publish()
         if due.lost:
             found |= await self._rescue()
         if due.late:
             found |= await self._close_late()
         return found
 
-    async def _place(self, only: UUID | None = None) -> Placed:
-        async def work(tx: Transaction) -> Placed:
-            return await place(
-                tx,
-                default_agent=self._settings.default_agent,
-                first_wait=self._settings.sweep,
-                only=only,
+    async def _place_and_publish(self, only: UUID | None = None) -> bool:
+        """Place what is unplaced and publish what is due, in one transaction; whether there was anything."""
+
+        async def work(tx: Transaction) -> tuple[Placed, list[Publication]]:
+            placed = await place(
+                tx, default_agent=self._settings.default_agent, first_wait=self._settings.sweep, only=only
             )
+            return placed, placed.publications + await publishable(tx, first_wait=self._settings.sweep)
 
         try:
-            placed = await self._database.transact(work)
+            placed, publications = await self._database.transact(work)
         except (DatabaseUnavailable, *RETRIED):
             raise
         except Exception:
             if only is not None:
                 raise
             return await self._place_one_by_one()
-        if placed.publications:
-            await self._publish_now(placed.publications)
-        return placed
+        if publications:
+            await self._publish_now(publications)
+        return bool(placed.entries or publications)
 
-    async def _place_one_by_one(self) -> Placed:
+    async def _place_one_by_one(self) -> bool:
         """A session's entries cannot be placed: place the others', and say which it is."""
-        total = Placed()
+        found = False
         for row in await self._database.fetch("select distinct session_id from chaz.entries where position is null"):
             try:
-                placed = await self._place(only=row["session_id"])
-                total.entries += placed.entries
+                found |= await self._place_and_publish(only=row["session_id"])
             except (DatabaseUnavailable, *RETRIED):
                 raise
             except Exception:
                 logger.exception("listener: session %s cannot be placed; going on", row["session_id"])
-        return total
-
-    async def _publish_due(self) -> bool:
-        async def work(tx: Transaction) -> list[Publication]:
-            return await publishable(tx, first_wait=self._settings.sweep)
-
-        publications = await self._database.transact(work)
-        if publications:
-            await self._publish_now(publications)
-        return bool(publications)
+        return found
 
     async def _publish_now(self, publications: list[Publication]) -> None:
         """The rows are committed: what cannot be published now is published by a later sweep."""

@@ -9,6 +9,8 @@ from datetime import timedelta
 from typing import Any
 from uuid import UUID
 
+from psycopg import AsyncCursor
+from psycopg.rows import DictRow
 from psycopg.types.json import Jsonb
 
 from chaz.database import Row, Transaction
@@ -53,16 +55,26 @@ async def place(
     Heads are locked first and the entries read in a second statement: in one statement two listeners would place the
     same entry twice, its snapshot being older than the lock.
     """
-    await _open_sessions(tx, only)
-    locked = await _lock_heads(tx, only, sessions)
+    async with tx.pipeline():
+        await _open_sessions(tx, only)
+        heads = await _lock_heads(tx, only, sessions)
+    locked = {
+        row["session_id"]: _Session(row, row["next_position"], row["active_run"], [], None)
+        for row in await heads.fetchall()
+    }
     if not locked:
         return Placed()
-    rows = await _give_positions(tx, locked, per_session)
-    await _load_rosters(tx, locked)
-    agents = {
-        row["name"]: row
-        for row in await (await tx.execute("select name, queue, max_steps, timeout from chaz.agents")).fetchall()
-    }
+    async with tx.pipeline():
+        placed = await _give_positions(tx, locked, per_session)
+        rosters = await _rosters(tx, locked)
+        registered = await tx.execute("select name, queue, timeout from chaz.agents")
+    for row in await rosters.fetchall():
+        session = locked[row["session_id"]]
+        session.roster.append(row["agent"])
+        if row["lead"]:
+            session.lead = row["agent"]
+    agents = {row["name"]: row for row in await registered.fetchall()}
+    rows = sorted(await placed.fetchall(), key=lambda row: (row["session_id"], row["position"]))
     counts: dict[UUID, int] = defaultdict(int)
     for row in rows:
         counts[row["session_id"]] += 1
@@ -101,8 +113,8 @@ async def _open_sessions(tx: Transaction, only: UUID | None) -> None:
     )
 
 
-async def _lock_heads(tx: Transaction, only: UUID | None, limit: int) -> dict[UUID, _Session]:
-    cursor = await tx.execute(
+async def _lock_heads(tx: Transaction, only: UUID | None, limit: int) -> AsyncCursor[DictRow]:
+    return await tx.execute(
         """
         select h.session_id, h.next_position, h.active_run, s.tenant, s.parent_run_id, s.root_run_id, s.depth, s.scope,
             s.deadline
@@ -114,14 +126,10 @@ async def _lock_heads(tx: Transaction, only: UUID | None, limit: int) -> dict[UU
         """,
         {"only": only, "limit": limit},
     )
-    return {
-        row["session_id"]: _Session(row, row["next_position"], row["active_run"], [], None)
-        for row in await cursor.fetchall()
-    }
 
 
-async def _give_positions(tx: Transaction, locked: dict[UUID, _Session], per_session: int) -> list[dict[str, Any]]:
-    cursor = await tx.execute(
+async def _give_positions(tx: Transaction, locked: Mapping[UUID, _Session], per_session: int) -> AsyncCursor[DictRow]:
+    return await tx.execute(
         """
         with head(session_id, next_position) as (
             select * from unnest(%(ids)s::uuid[], %(positions)s::bigint[])),
@@ -140,22 +148,16 @@ async def _give_positions(tx: Transaction, locked: dict[UUID, _Session], per_ses
             "limit": per_session,
         },
     )
-    return sorted(await cursor.fetchall(), key=lambda row: (row["session_id"], row["position"]))
 
 
-async def _load_rosters(tx: Transaction, locked: dict[UUID, _Session]) -> None:
-    cursor = await tx.execute(
+async def _rosters(tx: Transaction, locked: Mapping[UUID, _Session]) -> AsyncCursor[DictRow]:
+    return await tx.execute(
         """
         select session_id, agent, lead from chaz.attachments
         where session_id = any(%(ids)s) order by session_id, attached_at, agent
         """,
         {"ids": list(locked)},
     )
-    for row in await cursor.fetchall():
-        session = locked[row["session_id"]]
-        session.roster.append(row["agent"])
-        if row["lead"]:
-            session.lead = row["agent"]
 
 
 class _Work:

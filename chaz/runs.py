@@ -99,27 +99,21 @@ async def claim(tx: Transaction, run_id: UUID, *, agent: str, worker_id: UUID) -
     The first claim freezes what the run sees (``read_to``) and supersedes the pending message runs of the same agent
     up to there: coalescing is decided here and nowhere else.
     """
-    head = await (
-        await tx.execute(
+    claim_id = uuid4()
+    async with tx.pipeline():
+        claimed = await tx.execute(
             """
-            select h.session_id, h.next_position from chaz.heads h
-            where h.session_id = (select session_id from chaz.runs where id = %(run)s) for update
-            """,
-            {"run": run_id},
-        )
-    ).fetchone()
-    if head is None:
-        return Unclaimed("unknown")
-    row = await (
-        await tx.execute(
-            """
-            with claimed as (
-                update chaz.runs set state = 'running', attempt = attempt + 1, worker_id = %(worker)s, claim = %(claim)s,
-                    ack_position = %(position)s, read_to = coalesce(read_to, %(position)s - 1), waits_for = null,
-                    started_at = coalesce(started_at, clock_timestamp())
+            with head as (
+                select session_id, next_position as position from chaz.heads
+                where session_id = (select session_id from chaz.runs where id = %(run)s) for update),
+            claimed as (
+                update chaz.runs r set state = 'running', attempt = attempt + 1, worker_id = %(worker)s,
+                    claim = %(claim)s, ack_position = position, read_to = coalesce(read_to, position - 1),
+                    waits_for = null, started_at = coalesce(started_at, clock_timestamp())
+                from head
                 where id = %(run)s and agent = %(agent)s and state = 'queued'
                     and (not_before is null or not_before <= clock_timestamp())
-                returning *),
+                returning r.*),
             acked as (
                 insert into chaz.entries (tenant, session_id, position, type, sender, author, content, metadata, run_id)
                 select tenant, session_id, ack_position, 'ack', agent, 'agent', '',
@@ -130,39 +124,31 @@ async def claim(tx: Transaction, run_id: UUID, *, agent: str, worker_id: UUID) -
                 where session_id = (select session_id from claimed))
             select *, extract(epoch from deadline - clock_timestamp())::float8 as seconds_left from claimed
             """,
-            {
-                "run": run_id,
-                "agent": agent,
-                "worker": worker_id,
-                "claim": uuid4(),
-                "position": head["next_position"],
-            },
+            {"run": run_id, "agent": agent, "worker": worker_id, "claim": claim_id},
         )
-    ).fetchone()
-    if row is None:
-        return await _why_unclaimed(tx, run_id, agent)
-    if row["attempt"] == 1 and row["cause"] == "message":
+        # A statement of its own: its snapshot must not be older than the head's lock.
         await tx.execute(
             """
-            update chaz.runs set state = 'superseded', superseded_by = %(run)s
-            where session_id = %(session)s and state = 'pending' and cause = 'message' and agent = %(agent)s
-                and trigger_position <= %(read_to)s
-                and (select on_message from chaz.sessions where id = %(session)s) <> 'each'
+            update chaz.runs p set state = 'superseded', superseded_by = r.id
+            from chaz.runs r join chaz.sessions s on s.id = r.session_id
+            where r.id = %(run)s and r.claim = %(claim)s and r.attempt = 1 and r.cause = 'message'
+                and s.on_message <> 'each'
+                and p.session_id = r.session_id and p.state = 'pending' and p.cause = 'message' and p.agent = r.agent
+                and p.trigger_position <= r.read_to
             """,
-            {
-                "run": run_id,
-                "session": row["session_id"],
-                "agent": agent,
-                "read_to": row["read_to"],
-            },
+            {"run": run_id, "claim": claim_id},
         )
+    row = await claimed.fetchone()
+    if row is None:
+        return await _why_unclaimed(tx, run_id, agent)
     names = Claim.__dataclass_fields__.keys() - {"run_id"}
     return Claim(run_id=row["id"], **{name: row[name] for name in names})
 
 
 async def _why_unclaimed(tx: Transaction, run_id: UUID, agent: str) -> Unclaimed:
     row = await (await tx.execute("select state, agent from chaz.runs where id = %(run)s", {"run": run_id})).fetchone()
-    assert row is not None
+    if row is None:
+        return Unclaimed("unknown")
     if row["agent"] != agent:
         return Unclaimed("other agent", row["agent"])
     if row["state"] == "queued":
@@ -170,7 +156,15 @@ async def _why_unclaimed(tx: Transaction, run_id: UUID, agent: str) -> Unclaimed
     return Unclaimed("not queued", row["state"])
 
 
-async def fence(tx: Transaction, attempt: Attempt, *, event_body: str | None = None) -> int:
+@dataclass(frozen=True)
+class Number:
+    """The place of an audit event in its run, and when it was counted, on the database's clock."""
+
+    seq: int
+    at: datetime
+
+
+async def fence(tx: Transaction, attempt: Attempt, *, event_body: str | None = None) -> Number:
     """The one statement that guards each write of a run, in the transaction that does the work.
 
     Refuses a stale attempt (StaleAttempt), and numbers an audit event and extends the digest by it. Returns the
@@ -184,14 +178,14 @@ async def fence(tx: Transaction, attempt: Attempt, *, event_body: str | None = N
                 digest = case when %(body)s::text is null then digest
                     else sha256(digest || convert_to(%(body)s, 'UTF8')) end
             where id = %(run)s and attempt = %(attempt)s and state = 'running'
-            returning event_seq
+            returning event_seq, clock_timestamp() as at
             """,
             {"run": attempt.run_id, "attempt": attempt.attempt, "body": event_body},
         )
     ).fetchone()
     if row is None:
         raise StaleAttempt(attempt.run_id, attempt.attempt)
-    return row["event_seq"]
+    return Number(row["event_seq"], row["at"])
 
 
 async def park(tx: Transaction, attempt: Attempt, *, waits_for: str) -> bool:

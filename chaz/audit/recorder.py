@@ -1,4 +1,4 @@
-"""The store of audit entries: events become ``tool_call`` and ``tool_result`` entries, each once, wherever they came from."""
+"""The store of audit entries: events become ``tool_call`` and ``tool_result`` entries, each once, whoever told them."""
 
 from __future__ import annotations
 
@@ -17,10 +17,11 @@ _RECORD = """
     with told as (
         select * from json_to_recordset(%(events)s::json) as t(
             id uuid, tenant text, session uuid, position bigint, seq int, kind text, agent text, run uuid, content text,
-            metadata jsonb)),
+            metadata jsonb, at timestamptz)),
     recorded as (
-        insert into chaz.entries (id, tenant, session_id, position, seq, type, sender, author, content, metadata, run_id)
-        select t.id, t.tenant, t.session, t.position, t.seq, t.kind, t.agent, 'agent', t.content, t.metadata, t.run
+        insert into chaz.entries
+            (id, tenant, session_id, position, seq, type, sender, author, content, metadata, run_id, created_at)
+        select t.id, t.tenant, t.session, t.position, t.seq, t.kind, t.agent, 'agent', t.content, t.metadata, t.run, t.at
         from told t
         where exists (select from chaz.runs r where r.id = t.run and r.session_id = t.session and r.event_seq >= t.seq)
         on conflict do nothing)
@@ -50,6 +51,7 @@ def record(connection: psycopg.Connection[DictRow], events: Sequence[AuditEvent]
             "kind": event.kind,
             "agent": event.agent,
             "run": str(event.run),
+            "at": event.at.isoformat(),
             "content": event.content,
             "metadata": {
                 "tool": event.tool,

@@ -72,7 +72,7 @@ def check_broker(settings: Settings) -> None:
 
     try:
         with connect(settings) as connection:
-            connection.ensure_connection(max_retries=1, interval_start=0.2, timeout=10)
+            connection.ensure_connection(max_retries=1, interval_start=1, timeout=10)
     except Exception as error:
         # Each transport has its own errors, and a missing driver is an ImportError.
         raise BrokerUnavailable(without_secrets(settings.broker_url), " ".join(str(error).split())) from error

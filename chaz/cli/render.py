@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import shutil
+from typing import cast
 
 from chaz.entries import Entry
 
@@ -41,7 +43,7 @@ def what(entry: Entry) -> str:
             to = f" → {entry.recipient}" if entry.recipient else ""
             return f"{entry.sender}{to}: {text}"
         case "tool_call":
-            return f"{entry.sender} calls {entry.metadata.get('tool')}({text})"
+            return f"{entry.sender} calls {entry.metadata.get('tool')}({_arguments(text)})"
         case "tool_result":
             outcome = entry.metadata.get("outcome")
             return f"{entry.metadata.get('tool')} {'=' if outcome == 'ok' else outcome} {text}"
@@ -49,6 +51,18 @@ def what(entry: Entry) -> str:
             return f"{entry.sender} is at work (attempt {entry.metadata.get('attempt')})"
         case _:
             return f"{entry.type}: {text}"
+
+
+def _arguments(text: str) -> str:
+    """A call's JSON arguments as Python would write them; as they are where they are no JSON object."""
+    try:
+        arguments: object = json.loads(text)
+    except ValueError:
+        return text
+    if not isinstance(arguments, dict):
+        return text
+    named = cast("dict[str, object]", arguments)
+    return ", ".join(f"{name}={json.dumps(value, ensure_ascii=False)}" for name, value in named.items())
 
 
 def clipped(line: str, width: int) -> str:

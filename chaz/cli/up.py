@@ -6,6 +6,7 @@ import argparse
 import signal
 import threading
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING
 
 from chaz.cli.options import add_command, on_terminal
@@ -41,8 +42,12 @@ def run_up(options: argparse.Namespace) -> int:
 
     agents = Settings.from_env(agents=options.agents).agents or DEMO_AGENTS
     stop = threading.Event()
+
+    def ask_to_stop(_number: int, _frame: FrameType | None) -> None:
+        stop.set()
+
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: stop.set())
+        signal.signal(number, ask_to_stop)
     printing = threading.Lock()
     colour = on_terminal()
 

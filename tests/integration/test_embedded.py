@@ -35,6 +35,14 @@ print(json.dumps([services.database_url, services.broker_url, services.processes
 sys.stdin.read()
 """
 
+FORKED = """
+import os
+if os.fork() == 0:
+    services.stop()
+    print(os.getpid(), flush=True)
+sys.stdin.read()
+"""
+
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="about root")
 not_for_root = pytest.mark.skipif(os.geteuid() == 0, reason="nothing is closed to root")
 
@@ -96,9 +104,9 @@ class Owner:
 
 
 @contextlib.contextmanager
-def owner_of(data: Path) -> Generator[Owner]:
+def owner_of(data: Path, code: str = OWNER) -> Generator[Owner]:
     with subprocess.Popen(
-        [sys.executable, "-c", OWNER, str(data)],
+        [sys.executable, "-c", code, str(data)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
@@ -249,16 +257,13 @@ def test_no_process_is_left_by_a_killed_owner(data: Path) -> None:
 
 
 @pytest.mark.chaos
-def test_a_forked_child_of_a_killed_owner_does_not_keep_the_services(data: Path) -> None:
-    code = OWNER.replace("print(", "import os; child = os.fork(); child or services.stop()\nchild and print(child, ")
-    with subprocess.Popen(
-        [sys.executable, "-c", code, str(data)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    ) as process:
-        assert process.stdout is not None
-        child = int(process.stdout.readline().split()[0])
+def test_a_forked_child_neither_stops_nor_keeps_the_services_of_its_owner(data: Path) -> None:
+    with owner_of(data, OWNER.replace("sys.stdin.read()", FORKED)) as owner:
+        assert owner.process.stdout is not None
+        child = int(owner.process.stdout.readline())
         try:
-            assert not is_unused(data)
-            process.kill()
+            assert query(owner.database_url, "select 1") == [(1,)]
+            owner.process.kill()
             eventually(lambda: is_unused(data), within=20)
             os.kill(child, 0)
         finally:

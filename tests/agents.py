@@ -1,0 +1,50 @@
+"""The agents of the tests, and tools whose effects can be counted. No model of theirs needs a network."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+
+import psycopg
+
+from chaz import Agent, CallContext, tool
+
+
+@tool
+def word_count(text: str) -> int:
+    """Count the words of a text."""
+    return len(text.split())
+
+
+@tool
+def record_effect(name: str, context: CallContext) -> str:
+    """Leave a row behind: the table `effects` shows how often this really ran."""
+    with psycopg.connect(os.environ["CHAZ_DATABASE_URL"], autocommit=True) as connection:
+        connection.execute(
+            "insert into effects (name, key, pid) values (%s, %s, %s)", (name, context.idempotency_key, os.getpid())
+        )
+    return f"recorded {name}"
+
+
+@tool(timeout=60)
+async def slow(seconds: float) -> str:
+    """Take so many seconds."""
+    await asyncio.sleep(seconds)
+    return f"after {seconds:g} s"
+
+
+@tool
+def failing(why: str) -> str:
+    """Fail."""
+    raise RuntimeError(why)
+
+
+solo = Agent("solo", instructions="Work alone.", model="scripted", tools=[word_count, record_effect, slow, failing])
+child = Agent("child", instructions="Do as you are told.", model="scripted", tools=[word_count, record_effect, slow])
+parent = Agent(
+    "parent",
+    instructions="Let others work.",
+    model="scripted",
+    tools=[word_count, record_effect, "spawn_agent"],
+    may_spawn=["child", "parent", "solo"],
+)
