@@ -71,8 +71,8 @@ async def _end(
     events = await _close_calls(tx, run)
     await tx.execute(
         """
-        update chaz.runs set state = %(state)s, result = %(result)s, reason = %(reason)s, worker_id = null, claim = null,
-            waits_for = null, ended_at = clock_timestamp()
+        update chaz.runs set state = %(state)s, result = %(result)s, reason = %(reason)s, worker_id = null,
+            claim = null, waits_for = null, ended_at = clock_timestamp()
         where id = %(run)s
         """,
         {

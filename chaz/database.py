@@ -1,4 +1,4 @@
-"""PostgreSQL: a pool whose transactions are short and retried whole, a LISTEN that comes back, errors in chaz's words."""
+"""PostgreSQL: a pool whose transactions are retried whole, a LISTEN that comes back, errors in chaz's words."""
 
 from __future__ import annotations
 

@@ -138,8 +138,8 @@ async def close_call(tx: Transaction, event: AuditEvent) -> None:
     """Write the result that ``event`` tells into the call's row."""
     await tx.execute(
         """
-        update chaz.calls set state = 'done', outcome = %(outcome)s, result = %(result)s, result_position = %(position)s,
-            result_seq = %(seq)s, ended_at = %(at)s
+        update chaz.calls set state = 'done', outcome = %(outcome)s, result = %(result)s,
+            result_position = %(position)s, result_seq = %(seq)s, ended_at = %(at)s
         where run_id = %(run)s and step = %(step)s and ordinal = %(ordinal)s and state = 'started'
         """,
         {
@@ -184,7 +184,8 @@ async def start_spawn(
             insert into chaz.heads (session_id) select id from session),
         directive as (
             insert into chaz.entries (id, tenant, session_id, type, sender, author, recipient, content, run_id)
-            select %(child)s, tenant, id, 'directive', %(sender)s, 'agent', %(agent)s, %(instruction)s, %(run)s from session)
+            select %(child)s, tenant, id, 'directive', %(sender)s, 'agent', %(agent)s, %(instruction)s, %(run)s
+            from session)
         insert into chaz.waits (run_id, step, ordinal, kind, child_run_id)
         values (%(run)s, %(step)s, %(ordinal)s, 'child', %(child)s)
         """,

@@ -134,7 +134,8 @@ async def _give_positions(tx: Transaction, locked: Mapping[UUID, _Session], per_
         with head(session_id, next_position) as (
             select * from unnest(%(ids)s::uuid[], %(positions)s::bigint[])),
         unplaced as (
-            select e.id, h.next_position - 1 + row_number() over (partition by e.session_id order by e.arrival) as position
+            select e.id,
+                h.next_position - 1 + row_number() over (partition by e.session_id order by e.arrival) as position
             from head h cross join lateral (
                 select id, session_id, arrival from chaz.entries
                 where session_id = h.session_id and position is null order by arrival limit %(limit)s) e)
@@ -307,9 +308,10 @@ class _Work:
             if self._entries:
                 await cursor.executemany(
                     """
-                    insert into chaz.entries (tenant, session_id, position, type, sender, author, content, metadata, run_id)
-                    values (%(tenant)s, %(session)s, %(position)s, %(type)s, 'chaz', 'system', %(content)s, %(metadata)s,
-                        %(run)s)
+                    insert into chaz.entries
+                        (tenant, session_id, position, type, sender, author, content, metadata, run_id)
+                    values (%(tenant)s, %(session)s, %(position)s, %(type)s, 'chaz', 'system', %(content)s,
+                        %(metadata)s, %(run)s)
                     """,
                     self._entries,
                 )

@@ -334,7 +334,7 @@ class Session:
         return self.send("directive", instruction, recipient=agent, **options)
 
     def entries(self, follow: bool = False, after: int = 0) -> Iterator[Entry]:
-        """Its entries past position ``after``, in order; with ``follow`` as they come, for ever. Raises UnknownSession."""
+        """Its entries past position ``after``, in order; with ``follow`` for ever. Raises UnknownSession."""
         return iterate(self._inner().entries(follow, after), self._chaz.loop)
 
     def __repr__(self) -> str:
@@ -342,7 +342,7 @@ class Session:
 
 
 class Chaz:
-    """A producer. Use it as a context manager, or call :meth:`close`. It may be used from any thread, and after a fork."""
+    """A producer, for any thread, and after a fork. Use it as a context manager, or call :meth:`close`."""
 
     def __init__(self, url: str | None = None, *, settings: Settings | None = None) -> None:
         self.settings = settings or Settings.from_env({}, database_url=url)

@@ -56,7 +56,7 @@ class AsyncAgentResult:
         return row
 
     async def state(self) -> str:
-        """The run's state; ``pending`` before it is placed, ``nobody`` if the entry wakes no agent. Raises UnknownRun."""
+        """The run's state: ``pending`` till it is placed, ``nobody`` if it wakes no agent. Raises UnknownRun."""
         return (await self._status())["state"]
 
     async def ready(self) -> bool:
@@ -164,7 +164,7 @@ class AgentResult:
 
     @property
     def state(self) -> str:
-        """The run's state; ``pending`` before it is placed, ``nobody`` if the entry wakes no agent. Raises UnknownRun."""
+        """The run's state: ``pending`` till it is placed, ``nobody`` if it wakes no agent. Raises UnknownRun."""
         return self._loop.run(self._inner.state())
 
     def ready(self) -> bool:

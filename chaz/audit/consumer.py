@@ -49,7 +49,7 @@ class AuditConsumer:
         self._stopping = True
 
     def run(self, on_ready: Callable[[], None] | None = None) -> None:
-        """Consume until stopped. The broker's or PostgreSQL's absence is waited out; nothing is acknowledged meanwhile."""
+        """Consume until stopped. While broker or PostgreSQL are away it waits, and acknowledges nothing."""
         pause = 0.1
         while not self._stopping:
             try:

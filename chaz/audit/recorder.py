@@ -21,7 +21,8 @@ _RECORD = """
     recorded as (
         insert into chaz.entries
             (id, tenant, session_id, position, seq, type, sender, author, content, metadata, run_id, created_at)
-        select t.id, t.tenant, t.session, t.position, t.seq, t.kind, t.agent, 'agent', t.content, t.metadata, t.run, t.at
+        select t.id, t.tenant, t.session, t.position, t.seq, t.kind, t.agent, 'agent', t.content, t.metadata, t.run,
+            t.at
         from told t
         where exists (select from chaz.runs r where r.id = t.run and r.session_id = t.session and r.event_seq >= t.seq)
         on conflict do nothing)

@@ -43,7 +43,8 @@ def _instructions(text: str, script: str) -> str:
 reader = Agent(
     "reader",
     instructions=_instructions(
-        "You count words. Call count_words for each file you are asked about, all in one turn, and answer with its results.",
+        "You count words. Call count_words for each file you are asked about, all in one turn, and answer with "
+        "its results.",
         r"""
         [{"calls": [{"tool": "count_words", "each": "[\\w-]+\\.txt", "arguments": {"file": "{{each}}"}}]},
          {"text": "{{results}}"}]
@@ -56,8 +57,8 @@ reader = Agent(
 researcher = Agent(
     "researcher",
     instructions=_instructions(
-        "You compare texts. In one turn, spawn one reader for garden.txt and log.txt and another one for queue.txt, asking "
-        "each to count words. Then call compare with their answers, and answer with its result.",
+        "You compare texts. In one turn, spawn one reader for garden.txt and log.txt and another one for queue.txt, "
+        "asking each to count words. Then call compare with their answers, and answer with its result.",
         """
         [{"calls": [
             {"tool": "spawn_agent",

@@ -160,7 +160,7 @@ def _arguments_model(function: Callable[..., Any], name: str, place: str) -> tup
         if parameter.name not in hints:
             raise AgentsError(
                 place,
-                f"tool {name!r} has no type hint for {parameter.name!r}; write one, the model is shown a schema made of it",
+                f"tool {name!r} has no type hint for {parameter.name!r}; write one, its schema is made of them",
             )
         hint = hints[parameter.name]
         if hint is CallContext:
@@ -220,7 +220,7 @@ class SpawnArguments(BaseModel):
 SPAWN_AGENT = "spawn_agent"
 SPAWN_SCHEMA = ToolSchema(
     name=SPAWN_AGENT,
-    description="Give an instruction to another agent and get its answer. Several calls in one turn run at the same time.",
+    description="Give an instruction to another agent and get its answer. Several in one turn run at the same time.",
     parameters={
         "type": "object",
         "properties": {

@@ -85,7 +85,7 @@ class ChatModel(Protocol):
     ) -> Turn:
         """Give the next turn of the assistant.
 
-        ``timeout`` is in seconds, for the whole turn. ``on_delta`` gets pieces of text as they come, if the model streams.
+        ``timeout`` is in seconds, for the whole turn. ``on_delta`` gets pieces of text as they come.
         Raises :class:`~chaz.errors.ModelUnavailable` for what may pass (429, 5xx, time-out, network) and
         :class:`~chaz.errors.ModelError` for what will not. It does not retry: the engine does.
         """
