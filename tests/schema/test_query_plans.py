@@ -1,0 +1,182 @@
+"""The hot statements of the stores use their indexes: each is explained as it is run, on tables with some history."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any, TypeVar, cast
+from uuid import UUID, uuid4
+
+import pytest
+
+from chaz import runs, sessionlog, sweeps
+from chaz.completion import end_run
+from chaz.database import Database, Transaction
+from chaz.entries import session_id
+from chaz.outcomes import RunOutcome
+from tests.fixtures.postgres import ScratchDatabase, both_servers
+from tests.fixtures.stations import Stations
+
+pytestmark = [pytest.mark.anyio, both_servers]
+
+T = TypeVar("T")
+WATCHED = {"entries", "runs", "waits", "calls", "steps", "workers"}
+TINY: set[str] = {"workers"}
+"""Tables that hold a few rows for ever."""
+
+
+class Explained:
+    """A connection that explains each statement before it runs it."""
+
+    def __init__(self, connection: Transaction, plans: list[dict[str, Any]]) -> None:
+        self._connection = connection
+        self._plans = plans
+
+    async def execute(self, query: str, parameters: Any = None) -> Any:
+        if query.strip().startswith(("select", "with", "update", "insert", "(select")):
+            cursor = await self._connection.execute(cast("Any", f"explain (format json) {query}"), parameters)
+            (row,) = await cursor.fetchall()
+            self._plans.append(row["QUERY PLAN"][0]["Plan"])
+        return await self._connection.execute(cast("Any", query), parameters)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._connection, name)
+
+
+class ExplainingDatabase(Database):
+    """A database whose transactions are explained."""
+
+    def __init__(self, url: str) -> None:
+        super().__init__(url)
+        self.plans: list[dict[str, Any]] = []
+
+    @asynccontextmanager
+    async def connection(self) -> AsyncGenerator[Transaction]:
+        async with super().connection() as connection:
+            yield cast("Transaction", Explained(connection, self.plans))
+
+    async def plans_of(self, work: Callable[[Database], Awaitable[object]]) -> str:
+        """The plans of what ``work`` runs, none of which reads a whole big table."""
+        self.plans.clear()
+        await work(self)
+        assert self.plans
+        for plan in self.plans:
+            assert not (read := set(whole_tables(plan))), f"reads all of {read}: {json.dumps(plan, indent=1)}"
+        return json.dumps(self.plans)
+
+
+def whole_tables(plan: dict[str, Any]) -> list[str]:
+    """The watched tables that the plan reads from end to end."""
+    mine = [plan["Relation Name"]] if plan["Node Type"] == "Seq Scan" and "Filter" in plan else []
+    if plan["Node Type"].endswith("Index Scan") and not ("Index Cond" in plan or PARTIAL & {plan.get("Index Name")}):
+        mine.append(f"{plan.get('Relation Name')} by {plan['Index Name']}")
+    below = [name for child in plan.get("Plans", []) for name in whole_tables(child)]
+    return [name for name in mine + below if name.split()[0] in WATCHED - TINY]
+
+
+PARTIAL = {"entries_inbox", "runs_to_publish", "runs_deadline", "runs_expiry", "runs_one_active", "runs_pending"}
+"""Indexes that hold only what is to be done, so that reading all of one is fine."""
+
+
+@pytest.fixture
+async def history(stations: Stations) -> None:
+    """100 sessions with 60 placed entries and 20 ended runs each; in one of them, work waits."""
+    await stations.fetch(
+        """
+        with s as (
+            insert into chaz.sessions (id, name) select chaz.session_id('s' || n), 's' || n from generate_series(1, 100) n
+            returning id),
+        h as (
+            insert into chaz.heads (session_id, next_position) select id, 61 from s),
+        e as (
+            insert into chaz.entries (session_id, position, seq, type, sender, author, recipient, content, run_id)
+            select id, n, 0, case when n % 30 = 0 then 'summary' else 'directive' end, 'ada', 'program', 'solo', 'x',
+                case when n % 3 = 0 then gen_random_uuid() end
+            from s, generate_series(1, 60) n)
+        insert into chaz.runs (id, session_id, agent, state, cause, root_run_id, deadline, ended_at, started_at)
+        select gen_random_uuid(), id, 'solo', 'succeeded', 'directive', gen_random_uuid(), now(), now(), now()
+        from s, generate_series(1, 20) returning 1 as one
+        """
+    )
+    for text in ("one", "two", "three"):
+        await stations.send("s7", text)
+    await stations.place()
+    await stations.send("s8", "unplaced")
+    stations.scratch.query("analyze")
+
+
+@pytest.fixture
+async def explaining(history: None, database: ScratchDatabase) -> AsyncGenerator[ExplainingDatabase]:
+    opened = ExplainingDatabase(database.url)
+    await opened.open()
+    yield opened
+    await opened.close()
+
+
+async def first_run(stations: Stations) -> UUID:
+    (row,) = await stations.fetch("select id from chaz.runs where state = 'queued'")
+    return row["id"]
+
+
+async def test_looking_for_work(explaining: ExplainingDatabase) -> None:
+    plans = await explaining.plans_of(sweeps.due)
+    assert "entries_inbox" in plans
+    assert "runs_to_publish" in plans
+
+
+async def test_placing(explaining: ExplainingDatabase) -> None:
+    from chaz.placing import place
+
+    plans = await explaining.plans_of(
+        lambda database: database.transact(lambda tx: place(tx, default_agent="", first_wait=5))
+    )
+    assert "entries_inbox" in plans
+
+
+async def test_publishing(explaining: ExplainingDatabase) -> None:
+    plans = await explaining.plans_of(
+        lambda database: database.transact(lambda tx: runs.publishable(tx, first_wait=5))
+    )
+    assert "runs_to_publish" in plans
+
+
+async def test_claiming_reading_and_ending(explaining: ExplainingDatabase, stations: Stations) -> None:
+    run = await first_run(stations)
+
+    async def claim_read_and_end(database: Database) -> None:
+        claim = await database.transact(lambda tx: runs.claim(tx, run, agent="solo", worker_id=uuid4()))
+        assert isinstance(claim, runs.Claim)
+        await database.transact(
+            lambda tx: sessionlog.context_entries(
+                tx, session_id=claim.session_id, run_id=run, read_to=claim.read_to
+            )
+        )
+        await database.transact(lambda tx: end_run(tx, claim, RunOutcome(state="succeeded", text="done")))
+
+    plans = await explaining.plans_of(claim_read_and_end)
+    assert "runs_pending" in plans
+    assert "entries_place" in plans
+    assert await stations.state(run) == "succeeded"
+
+
+async def test_reading_a_log_past_a_position(explaining: ExplainingDatabase) -> None:
+    plans = await explaining.plans_of(lambda database: sessionlog.entries(database, session_id("s9"), after=(50, 0)))
+    assert "entries_place" in plans
+
+
+async def test_following_a_log(explaining: ExplainingDatabase) -> None:
+    follower = sessionlog.Follower(explaining, session_id("s9"), after=50)
+    plans = await explaining.plans_of(lambda _: follower.next())
+    assert "entries_place" in plans
+
+
+async def test_asking_for_a_run(explaining: ExplainingDatabase, stations: Stations) -> None:
+    run = await first_run(stations)
+    await explaining.plans_of(lambda database: runs.status(database, [run]))
+
+
+async def test_sweeping(explaining: ExplainingDatabase) -> None:
+    await explaining.plans_of(sweeps.rescue_lost)
+    plans = await explaining.plans_of(lambda database: sweeps.close_late(database, grace=10, lease=15))
+    assert "runs_deadline" in plans
