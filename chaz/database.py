@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import random
+import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any, LiteralString, TypeVar, cast
 from uuid import UUID
+from weakref import WeakKeyDictionary
 
 import psycopg
 from psycopg import AsyncConnection, IsolationLevel, errors, sql
@@ -33,6 +35,7 @@ OLDEST_SERVER = 14
 LOCK_TIMEOUT = "5s"
 CONNECT_TIMEOUT = 10
 RETRIES = 20
+IDLE_FOR = 1.0
 
 # Serialization failure, deadlock, lock not available: another transaction was in the way, and the same may pass now.
 RETRIED = (errors.SerializationFailure, errors.DeadlockDetected, errors.LockNotAvailable)
@@ -92,6 +95,7 @@ class Database:
         self._size = size
         self._pool: AsyncConnectionPool[Transaction] | None = None
         self._opening = asyncio.Lock()
+        self._used: WeakKeyDictionary[Transaction, float] = WeakKeyDictionary()
         self.server_version = 0
 
     async def open(self) -> Database:
@@ -110,7 +114,7 @@ class Database:
                 connection_class=cast("type[Transaction]", AsyncConnection),
                 kwargs={"row_factory": dict_row, **connection_options(self._name)},
                 configure=_configure,
-                check=_check,
+                check=self._check,
                 min_size=1,
                 max_size=self._size,
                 timeout=CONNECT_TIMEOUT,
@@ -125,6 +129,13 @@ class Database:
         pool, self._pool = self._pool, None
         if pool is not None:
             await pool.close()
+
+    async def _check(self, connection: Transaction) -> None:
+        """Ask a connection that was idle for a while whether it still lives: after a restart it does not."""
+        now = time.monotonic()
+        if now - self._used.get(connection, 0.0) > IDLE_FOR:
+            await AsyncConnectionPool.check_connection(cast("AsyncConnection[Any]", connection))
+        self._used[connection] = now
 
     @asynccontextmanager
     async def connection(self) -> AsyncGenerator[Transaction]:
@@ -158,7 +169,10 @@ class Database:
         """The rows of one query in a transaction of its own."""
 
         async def work(transaction: Transaction) -> list[DictRow]:
-            return await (await transaction.execute(query, parameters)).fetchall()
+            # In a pipeline BEGIN and the query are one round trip.
+            async with transaction.pipeline():
+                cursor = await transaction.execute(query, parameters)
+            return await cursor.fetchall()
 
         return await self.transact(work)
 
@@ -183,11 +197,6 @@ def connect_blocking(url: str, name: str, *, connect_timeout: int = CONNECT_TIME
     """An autocommit connection for a thread of its own. Raises psycopg's errors."""
     options: dict[str, Any] = {**connection_options(name), "connect_timeout": connect_timeout}
     return psycopg.Connection[DictRow].connect(url, autocommit=True, row_factory=dict_row, **options)
-
-
-async def _check(connection: Transaction) -> None:
-    # The pool hands a connection out only if it still lives: one round trip, against an error after a restart.
-    await AsyncConnectionPool.check_connection(cast("AsyncConnection[Any]", connection))
 
 
 async def _configure(connection: Transaction) -> None:

@@ -221,6 +221,14 @@ async def give_back(tx: Transaction, attempt: Attempt, *, wait: float = 0, reaso
     )
 
 
+async def ring_again(tx: Transaction, run_id: UUID) -> None:
+    """Have a queued run published again at the next look: its delivery came to a worker that is stopping."""
+    await tx.execute(
+        "update chaz.runs set publish_after = clock_timestamp() where id = %(run)s and state = 'queued'",
+        {"run": run_id},
+    )
+
+
 async def register_agents(tx: Transaction, agents: Sequence[tuple[str, str, str, int, timedelta]]) -> None:
     """Say that this process serves these agents: name, queue, version of the definition, steps, time."""
     for name, queue, version, max_steps, timeout in sorted(agents):

@@ -30,11 +30,11 @@ from chaz.worker import LetGo, WorkerProcess
 logger = logging.getLogger("chaz.worker")
 
 
-class LeftTheWorker(Exception):
-    """Shown by Flower as the reason of a RETRY: the run is parked or was given back, and comes again by itself."""
+class LeftTheWorker(Retry):
+    """The run is parked or was given back, and comes again by itself. Flower shows RETRY and this repr."""
 
     def __repr__(self) -> str:
-        return str(self)
+        return self.message or ""
 
 
 class _Here:
@@ -76,8 +76,8 @@ class AgentTask(Task[Any, None]):
             # Nothing is lost: the run is queued still, or its lease is read back at the next beat.
             came_to = LetGo(str(error))
         if isinstance(came_to, LetGo):
-            # Committed already. Celery's Retry only says so to Flower; nothing is published by it.
-            raise Retry(came_to.why, exc=LeftTheWorker(came_to.why))
+            # Committed already. This only says so to Flower; nothing is published by it.
+            raise LeftTheWorker(came_to.why)
 
 
 @signals.celeryd_init.connect

@@ -154,6 +154,7 @@ class WorkerProcess:
 
     async def _execute(self, agent: Agent, run_id: UUID) -> LetGo | None:
         if self._stopping.is_set():
+            await self._database.transact(partial(runs.ring_again, run_id=run_id))
             return LetGo("its worker is stopping")
         claim = await self._database.transact(lambda tx: runs.claim(tx, run_id, agent=agent.name, worker_id=self.id))
         if isinstance(claim, Unclaimed):

@@ -117,6 +117,9 @@ def explained(path: Path) -> Generator[None]:
     """Turn an OSError into an EmbeddedError that says what to do."""
     try:
         yield
+    except BrokenPipeError:
+        # Of the caller's own output, in on_event.
+        raise
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise disk_full(path) from error

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import os
 import subprocess
 import sys
@@ -17,6 +18,8 @@ from chaz.embedded.folder import DataFolder
 from chaz.errors import EmbeddedError
 
 STARTED_WITHIN = 30.0
+
+log = logging.getLogger(__name__)
 
 
 class Supervisor:
@@ -43,13 +46,13 @@ class Supervisor:
         self._errors: dict[str, str] = {}
         self._gone = False
         self._stopping = False
-        with open(folder.log("keeper"), "ab") as log:
+        with open(folder.log("keeper"), "ab") as errors:
             # Its own session: a Ctrl-C in the terminal is for the owner, which stops the services.
             self._keeper = subprocess.Popen(
                 [sys.executable, "-I", "-S", keeper.__file__],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
-                stderr=log,
+                stderr=errors,
                 cwd="/",
                 start_new_session=True,
                 pass_fds=(folder.lock,),
@@ -133,7 +136,7 @@ class Supervisor:
                     self._ended[name] = fact["ended"]
                 self._changed.notify_all()
             if "ended" in fact:
-                self._on_end(name, fact["ended"], self._stopping)
+                self._report(name, fact["ended"], self._stopping)
         code = self._keeper.wait()
         orphans = self.processes
         with self._changed:
@@ -146,7 +149,13 @@ class Supervisor:
             if name in self._services:
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.kill(pid, self._services[name].stop_signals[0])
-        self._on_end("keeper", code, False)
+        self._report("keeper", code, False)
+
+    def _report(self, name: str, code: int, asked: bool) -> None:
+        try:
+            self._on_end(name, code, asked)
+        except Exception:
+            log.exception("on_event failed for the end of %s", name)
 
     def _close_pipes(self) -> None:
         for pipe in (self._keeper.stdin, self._keeper.stdout):

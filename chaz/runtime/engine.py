@@ -7,6 +7,7 @@ broker nor database: what it needs of them is the protocol :class:`Journal`.
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
@@ -151,7 +152,8 @@ async def run(context: RunContext) -> CameTo:
         outcomes = await _calls(context, step, turn)
         waiting = [call for call, outcome in zip(turn.calls, outcomes, strict=True) if outcome is None]
         if waiting:
-            return Parked(", ".join(_waits_for(call) for call in waiting))
+            counts = Counter(_waits_for(call) for call in waiting)
+            return Parked(", ".join(name if n == 1 else f"{n} x {name}" for name, n in counts.items()))
         history.append(AssistantMessage(turn=turn))
         history.extend(
             ToolMessage(call_id=call.id, tool=call.tool, content=outcome.content, is_error=outcome.kind != "ok")

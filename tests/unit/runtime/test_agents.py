@@ -1,0 +1,265 @@
+"""Agents: what a definition may say, and where a wrong one is reported."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from chaz.errors import AgentsError, ConfigurationError
+from chaz.runtime.agents import Agent, Agents, load_agents
+from chaz.runtime.models import check_model_name, register_provider, resolve_model
+from chaz.runtime.models.scripted import ScriptedModel, model
+from chaz.runtime.tools import tool
+
+
+@tool
+def word_count(text: str) -> int:
+    """Count the words of a text."""
+    return len(text.split())
+
+
+def agent(name: str = "reader", **changes: Any) -> Agent:
+    return Agent(name, **{"instructions": "Read.", "model": "scripted", **changes})
+
+
+def here() -> int:
+    frame = inspect.currentframe()
+    assert frame is not None
+    assert frame.f_back is not None
+    return frame.f_back.f_lineno
+
+
+# A definition
+
+
+def test_a_definition_is_kept_with_its_place() -> None:
+    line = here() + 1
+    reader = Agent("reader", instructions="Read.", model="scripted:x", tools=[word_count, "spawn_agent"], max_steps=3)
+    assert reader.place == f"{__file__}:{line}"
+    assert (reader.name, reader.instructions, reader.model, reader.max_steps) == ("reader", "Read.", "scripted:x", 3)
+    assert reader.queue == "reader"
+    assert [schema.name for schema in reader.schemas] == ["word_count", "spawn_agent"]
+    assert repr(reader) == f"<Agent reader at {reader.place}>"
+
+
+@pytest.mark.parametrize("name", ["a", "A", "reader", "web.search-2_x", "a" * 100])
+def test_a_name_may_be(name: str) -> None:
+    assert agent(name).name == name
+    assert agent(queue=name).queue == name
+
+
+@pytest.mark.parametrize("name", ["", " ", "2nd", "_x", ".x", "-x", "two words", "a/b", "a@b", "a\n", "é", "a" * 101])
+def test_a_name_may_not_be(name: str) -> None:
+    with pytest.raises(AgentsError, match="must be a letter"):
+        agent(name)
+    if name:
+        with pytest.raises(AgentsError, match="queue"):
+            agent(queue=name)
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"model": "gpt-5-mini"}, r"unknown provider 'gpt-5-mini'; known are .*openai, scripted"),
+        ({"model": "opnai:gpt-5-mini"}, "unknown provider 'opnai'"),
+        ({"model": ""}, "unknown provider ''"),
+        ({"model": "openai"}, "names no model; write it as 'openai:MODEL'"),
+        ({"model": "openai:"}, "names no model"),
+        ({"tools": ["spawn_agnt"]}, r"no built-in tool 'spawn_agnt'; there are: .*spawn_agent"),
+        ({"tools": [len]}, "decorate the function with @tool"),
+        ({"tools": [word_count, word_count]}, "two tools named 'word_count'"),
+        ({"tools": ["spawn_agent", "spawn_agent"]}, "two tools named 'spawn_agent'"),
+        ({"may_spawn": ["writer"]}, "may_spawn is set, but 'spawn_agent' is not among its tools"),
+        ({"may_spawn": "writer", "tools": ["spawn_agent"]}, "may_spawn"),
+        ({"max_steps": 0}, "max_steps is 0"),
+        ({"timeout": -1}, "timeout is -1"),
+        ({"model_timeout": 0.0}, r"model_timeout is 0\.0"),
+    ],
+)
+def test_a_mistake_is_told_with_its_place(changes: dict[str, Any], told: str) -> None:
+    arguments: dict[str, Any] = {"instructions": "Read.", "model": "scripted", **changes}
+    line = here() + 2
+    with pytest.raises(AgentsError, match=told) as error:
+        Agent("reader", **arguments)
+    assert error.value.args[0] == f"{__file__}:{line}"
+    assert "'reader'" in error.value.args[1]
+
+
+def test_a_tool_may_not_take_the_name_of_a_built_in_one() -> None:
+    @tool(name="spawn_agent")
+    def mine(text: str) -> str:
+        """Do something else."""
+        return text
+
+    with pytest.raises(AgentsError, match="two tools named 'spawn_agent'"):
+        agent(tools=[mine])
+    with pytest.raises(AgentsError, match="two tools named 'spawn_agent'"):
+        agent(tools=["spawn_agent", mine])
+
+
+def test_may_spawn_takes_names_and_globs() -> None:
+    lead = agent(tools=["spawn_agent"], may_spawn=["reader", "web.*"])
+    allowed = [name for name in ("reader", "Reader", "readers", "web.search", "web", "lead") if lead.may_spawn_agent(name)]
+    assert allowed == ["reader", "web.search"]
+    assert not agent(tools=["spawn_agent"]).may_spawn_agent("reader")
+
+
+def test_the_version_is_that_of_the_definition() -> None:
+    @tool(name="word_count")
+    def other(text: str) -> int:
+        """Count the words of a text, again."""
+        return len(text)
+
+    definition: dict[str, Any] = {"tools": [word_count, "spawn_agent"], "may_spawn": ["writer"], "max_steps": 3}
+    version = agent(**definition).version
+    assert agent("other", **definition).version == version
+    changes: list[dict[str, Any]] = [
+        {"instructions": "Write."},
+        {"model": "scripted:other"},
+        {"max_steps": 4},
+        {"may_spawn": ["writer", "chef"]},
+        {"tools": ["spawn_agent"]},
+        {"tools": [other, "spawn_agent"]},
+    ]
+    versions = {agent(**{**definition, **change}).version for change in changes}
+    assert len(versions - {version}) == len(changes)
+
+
+# A model's name
+
+
+def test_a_providers_model_is_made_by_its_factory() -> None:
+    register_provider("test-provider", model)
+    check_model_name("test-provider:x")
+    assert isinstance(resolve_model("test-provider:x"), ScriptedModel)
+    with pytest.raises(ConfigurationError, match="names no model"):
+        check_model_name("test-provider")
+
+
+def test_a_model_whose_package_is_missing_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    def import_module(name: str) -> None:
+        raise ModuleNotFoundError(f"No module named 'openai', wanted by {name}", name="openai")
+
+    monkeypatch.setattr(importlib, "import_module", import_module)
+    with pytest.raises(ConfigurationError, match=r"needs the package 'openai'; .*pip install 'chaz\[openai\]'"):
+        resolve_model("openai:gpt-5-mini")
+
+
+# The agents of a worker
+
+
+def test_agents_are_had_by_name() -> None:
+    reader, writer = agent("reader"), agent("writer")
+    agents = Agents([reader, writer, reader])
+    assert (dict(agents), len(agents)) == ({"reader": reader, "writer": writer}, 2)
+
+
+def test_two_agents_of_one_name_are_told_with_both_places() -> None:
+    first, second = agent("reader"), Agent("reader", instructions="", model="scripted")
+    with pytest.raises(AgentsError, match="'reader' is defined already at ") as error:
+        Agents([first, second])
+    assert error.value.args[0] == second.place
+    assert first.place in error.value.args[1]
+
+
+Write = Callable[..., Path]
+
+
+@pytest.fixture
+def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Write]:
+    """Write an agents module that can be imported in this test."""
+    monkeypatch.syspath_prepend(tmp_path)
+    before = set(sys.modules)
+
+    def write(name: str, *lines: str) -> Path:
+        path = tmp_path.joinpath(*name.split(".")).with_suffix(".py")
+        path.parent.mkdir(exist_ok=True)
+        path.write_text("\n".join(lines) + "\n")
+        importlib.invalidate_caches()
+        return path
+
+    yield write
+    for name in set(sys.modules) - before:
+        if str(tmp_path) in str(getattr(sys.modules[name], "__file__", "")):
+            del sys.modules[name]
+
+
+def defined(name: str) -> tuple[str, str]:
+    return "from chaz import Agent, tool", f'{name} = Agent("{name}", instructions="", model="scripted")'
+
+
+def test_agents_are_gathered_from_all_modules(write: Write) -> None:
+    write("shop_a", *defined("reader"), *defined("writer"))
+    write("shop_b.agents", "from shop_a import writer", *defined("chef"), "other_name = chef")
+    assert list(load_agents("shop_a")) == ["reader", "writer"]
+    assert list(load_agents(" shop_a , shop_b.agents,")) == ["reader", "writer", "chef"]
+
+
+@pytest.mark.parametrize("modules", ["", " ", ",", " , "])
+def test_no_module_is_an_error_that_names_the_variable(modules: str) -> None:
+    with pytest.raises(ConfigurationError, match="CHAZ_AGENTS=package.module"):
+        load_agents(modules)
+
+
+@pytest.mark.parametrize(
+    ("name", "missing"),
+    [("nowhere_x", "nowhere_x"), ("nowhere_x.agents", "nowhere_x"), ("shop_c.agents", "shop_c.agents")],
+)
+def test_a_module_that_does_not_exist(write: Write, name: str, missing: str) -> None:
+    write("shop_c.other", *defined("reader"))
+    with pytest.raises(ConfigurationError, match=f"module '{name}', and there is no module '{missing}'") as error:
+        load_agents(name)
+    assert not isinstance(error.value, AgentsError)
+
+
+def test_a_module_without_agents(write: Write) -> None:
+    path = write("shop_d", "from chaz import Agent", "agents = [Agent]")
+    with pytest.raises(AgentsError, match="'shop_d' defines no agent") as error:
+        load_agents("shop_d")
+    assert error.value.args[0] == str(path)
+
+
+def test_two_modules_that_define_the_same_agent(write: Write) -> None:
+    first, second = write("shop_e", *defined("reader")), write("shop_f", "", *defined("reader"))
+    with pytest.raises(AgentsError, match=f"defined already at {first}:2") as error:
+        load_agents("shop_e,shop_f")
+    assert error.value.args[0] == f"{second}:3"
+
+
+@pytest.mark.parametrize(
+    ("lines", "line", "told"),
+    [
+        (["", "import nowhere_y"], 2, "importing 'shop_g' failed: No module named 'nowhere_y'"),
+        (["import chaz.nowhere"], 1, "No module named 'chaz.nowhere'"),
+        (["from chaz import Agnt"], 1, "ImportError: cannot import name 'Agnt'"),
+        (["", "", "1 / 0"], 3, "importing 'shop_g' failed: ZeroDivisionError"),
+        (["def broken(:"], 1, "importing 'shop_g' failed: invalid syntax"),
+        (["from chaz import Agent", "Agent('x', instructions='', model='scripted', max_steps='3')"], 2, "TypeError"),
+        (["from chaz import Agent", "", "Agent('x', instructions='', model='nope')"], 3, "unknown provider 'nope'"),
+        (["from chaz import tool", "@tool", "def f(x):", "    'Do.'"], 2, "no type hint for 'x'"),
+    ],
+)
+def test_a_mistake_in_a_module_is_told_with_file_and_line(
+    write: Write, lines: list[str], line: int, told: str
+) -> None:
+    path = write("shop_g", *lines)
+    with pytest.raises(AgentsError, match=told) as error:
+        load_agents("shop_g")
+    assert error.value.args[0] == f"{path}:{line}"
+
+
+@pytest.mark.parametrize(
+    ("lines", "line"), [(["", "1 / 0"], 2), (["import nowhere_z"], 1), (["x = 1", "", "if:"], 3)]
+)
+def test_a_mistake_in_what_a_module_imports_is_told_there(write: Write, lines: list[str], line: int) -> None:
+    culprit = write("shop_helper", *lines)
+    write("shop_h", "import shop_helper", *defined("reader"))
+    with pytest.raises(AgentsError, match="importing 'shop_h' failed") as error:
+        load_agents("shop_h")
+    assert error.value.args[0] == f"{culprit}:{line}"
