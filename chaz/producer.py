@@ -10,13 +10,13 @@ import re
 from collections.abc import AsyncGenerator, Iterator, Mapping
 from datetime import datetime, timedelta
 from functools import partial
-from typing import Any, Self, TypedDict, Unpack, cast
+from typing import TYPE_CHECKING, Any, Self, TypedDict, Unpack, cast
 from uuid import UUID, uuid4
 
 import psycopg
 from psycopg.rows import tuple_row
 
-from chaz import runs, sessionlog
+from chaz import sessionlog
 from chaz.database import Database, chaz_errors, translated
 from chaz.entries import FROM_PRODUCERS, Author, Entry, EntryType, safe_text, session_id
 from chaz.errors import ConfigurationError, InvalidEntry, UnknownRun, UnknownSession
@@ -25,6 +25,9 @@ from chaz.result import FOLLOW_EVERY, AgentResult, AsyncAgentResult, iterate
 from chaz.sessionlog import SEND, Submission
 from chaz.settings import Settings
 from chaz.waiter import Waiter
+
+if TYPE_CHECKING:
+    from chaz.listings import RunFilter
 
 
 class SendOptions(TypedDict, total=False):
@@ -276,6 +279,13 @@ class AsyncChaz:
         """The handle of a run, unchecked."""
         return AsyncAgentResult(id, self.database, self._waiter, uncommitted=uncommitted)
 
+    async def runs(self, wanted: RunFilter | None = None) -> list[dict[str, Any]]:
+        """Runs as a person wants to see them, newest first; ``wanted`` is a :class:`chaz.listings.RunFilter`."""
+        # Not at the top: SQLAlchemy takes longer to import than all the rest, and sending does without.
+        from chaz import listings
+
+        return await listings.list_runs(self.database, wanted or listings.RunFilter())
+
     async def result(self, id: UUID | str) -> AsyncAgentResult:
         """The handle of a run that exists. Raises UnknownRun."""
         handle = self.handle(_run_id(id))
@@ -395,6 +405,6 @@ class Chaz:
         """The handle of a run that exists. Raises UnknownRun."""
         return AgentResult(self.loop.run(self.inner.result(id)), self.loop)
 
-    def runs(self, wanted: runs.RunFilter | None = None) -> list[dict[str, Any]]:
-        """Runs as a person wants to see them, newest first."""
-        return self.loop.run(runs.listing(self.inner.database, wanted or runs.RunFilter()))
+    def runs(self, wanted: RunFilter | None = None) -> list[dict[str, Any]]:
+        """Runs as a person wants to see them, newest first; ``wanted`` is a :class:`chaz.listings.RunFilter`."""
+        return self.loop.run(self.inner.runs(wanted))

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any, Literal
+from typing import Literal
 from uuid import UUID, uuid4
 
 from chaz.database import Database, Row, Transaction
@@ -276,39 +275,3 @@ async def status(database: Database, ids: Sequence[UUID]) -> dict[UUID, Row]:
         {"ids": list(ids)},
     )
     return {row["asked"]: row for row in rows}
-
-
-@dataclass(frozen=True)
-class RunFilter:
-    """Which runs a listing shows, newest first."""
-
-    session_id: UUID | None = None
-    agent: str | None = None
-    state: str | None = None
-    root_run_id: UUID | None = None
-    since: datetime | None = None
-    limit: int = 50
-
-
-async def listing(database: Database, wanted: RunFilter) -> list[dict[str, Any]]:
-    """Runs as a person wants to see them."""
-    return await database.fetch(
-        """
-        select r.id, r.agent, r.state, r.cause, s.name as session, r.session_id, r.attempt, r.crashes, r.steps,
-            r.parent_run_id, r.root_run_id, r.depth, r.waits_for, r.reason, r.result, r.usage, r.created_at,
-            r.started_at, r.ended_at, r.event_seq, r.superseded_by
-        from chaz.runs r join chaz.sessions s on s.id = r.session_id
-        where (%(session_id)s::uuid is null or r.session_id = %(session_id)s)
-            and (%(agent)s::text is null or r.agent = %(agent)s)
-            and (%(state)s::text is null or r.state = %(state)s)
-            and (%(root_run_id)s::uuid is null or r.root_run_id = %(root_run_id)s)
-            and (%(since)s::timestamptz is null or r.created_at >= %(since)s)
-        order by r.created_at desc, r.id desc limit %(limit)s
-        """,
-        wanted.__dict__,
-    )
-
-
-def backoff(attempt: int, *, first: float = 1.0, most: float = 60.0) -> float:
-    """Seconds before try ``attempt`` (from 1) of something that may pass."""
-    return min(first * math.pow(2, attempt - 1), most)

@@ -21,9 +21,9 @@ from chaz.cli.render import clipped, coloured, terminal_width, what
 from chaz.database import Database
 from chaz.entries import Entry
 from chaz.errors import RunError
+from chaz.listings import RunFilter
 from chaz.producer import Chaz
 from chaz.result import AgentResult
-from chaz.runs import RunFilter
 from chaz.sessionlog import Follower
 
 if TYPE_CHECKING:

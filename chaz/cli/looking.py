@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from chaz.cli.options import add_command, on_terminal, print_json, producer_of, session_target
 from chaz.cli.render import clipped, coloured, entry_line, terminal_width
-from chaz.runs import RunFilter
+from chaz.listings import RunFilter
 
 if TYPE_CHECKING:
     from chaz.cli.options import Commands

@@ -1,0 +1,53 @@
+"""The store of listings: questions that a person asks, with any of several conditions."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, LiteralString, cast
+from uuid import UUID
+
+from sqlalchemy import ColumnElement, Select, select
+from sqlalchemy.dialects.postgresql.psycopg import PGDialect_psycopg
+
+from chaz.database import Database
+from chaz.tables import runs, sessions
+
+_DIALECT = PGDialect_psycopg()
+
+
+async def _fetch(database: Database, statement: Select[Any]) -> list[dict[str, Any]]:
+    """Run a statement of SQLAlchemy Core on the process's own pool."""
+    compiled = statement.compile(dialect=_DIALECT, compile_kwargs={"render_postcompile": True})
+    return await database.fetch(cast("LiteralString", str(compiled)), compiled.params)
+
+
+@dataclass(frozen=True)
+class RunFilter:
+    """Which runs a listing shows, newest first."""
+
+    session_id: UUID | None = None
+    agent: str | None = None
+    state: str | None = None
+    root_run_id: UUID | None = None
+    since: datetime | None = None
+    limit: int = 50
+
+
+async def list_runs(database: Database, wanted: RunFilter) -> list[dict[str, Any]]:
+    """Runs as a person wants to see them: the columns of ``chaz.runs``, and ``session``, the session's name."""
+    conditions: list[ColumnElement[bool]] = []
+    for name in ("session_id", "agent", "state", "root_run_id"):
+        if (value := getattr(wanted, name)) is not None:
+            conditions.append(runs.c[name] == value)
+    if wanted.since is not None:
+        conditions.append(runs.c.created_at >= wanted.since)
+    shown = [column for column in runs.c if column.name not in {"claim", "worker_id", "digest"}]
+    return await _fetch(
+        database,
+        select(*shown, sessions.c.name.label("session"))
+        .join(sessions, sessions.c.id == runs.c.session_id)
+        .where(*conditions)
+        .order_by(runs.c.created_at.desc(), runs.c.id.desc())
+        .limit(wanted.limit),
+    )
