@@ -277,10 +277,12 @@ def test_services_end_with_a_killed_keeper_and_hold_the_folder_until_then(data: 
         query(services.database_url, "create table kept as select 'row' as value")
         postgres = services.processes["postgres"]
         os.kill(postgres, signal.SIGSTOP)
-        os.kill(services.processes["keeper"], signal.SIGKILL)
-        eventually(lambda: events[-1][0] == "keeper", within=10)
-        assert not is_unused(data)
-        os.kill(postgres, signal.SIGCONT)
+        try:
+            os.kill(services.processes["keeper"], signal.SIGKILL)
+            eventually(lambda: events[-1][0] == "keeper", within=10)
+            assert not is_unused(data)
+        finally:
+            os.kill(postgres, signal.SIGCONT)
         eventually(lambda: is_unused(data), within=20)
     with start_services(data, valkey=False) as services:
         assert query(services.database_url, "select value from kept") == [("row",)]

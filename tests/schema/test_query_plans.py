@@ -88,7 +88,7 @@ def whole_tables(plan: dict[str, Any]) -> list[str]:
 @pytest.fixture
 async def history(stations: Stations) -> None:
     """100 sessions with 60 placed entries and 20 ended runs each; in one of them, work waits."""
-    await stations.fetch(
+    stations.scratch.query(
         """
         with s as (
             insert into chaz.sessions (id, name) select chaz.session_id('s' || n), 's' || n from generate_series(1, 100) n
@@ -102,7 +102,19 @@ async def history(stations: Stations) -> None:
             from s, generate_series(1, 60) n)
         insert into chaz.runs (id, session_id, agent, state, cause, root_run_id, deadline, ended_at, started_at)
         select gen_random_uuid(), id, 'solo', 'succeeded', 'directive', gen_random_uuid(), now(), now(), now()
-        from s, generate_series(1, 20) returning 1 as one
+        from s, generate_series(1, 20)
+        """
+    )
+    stations.scratch.query(
+        """
+        with stored as (
+            insert into chaz.steps (run_id, step, attempt, version, turn) select id, 0, 1, 'v1', '{}' from chaz.runs),
+        called as (
+            insert into chaz.calls (run_id, step, ordinal, call_id, tool, arguments, attempt, state, outcome, result,
+                call_position, call_seq, result_position, result_seq)
+            select id, 0, 0, 'c', 't', '{}', 1, 'done', 'ok', '', 1, 1, 1, 2 from chaz.runs)
+        insert into chaz.waits (run_id, step, ordinal, kind, child_run_id, answer, answered_at)
+        select id, 0, 0, 'child', gen_random_uuid(), '{}', now() from chaz.runs
         """
     )
     for text in ("one", "two", "three"):

@@ -22,9 +22,7 @@ def routed(
     options: object = None,
     roster: Roster = TEAM,
 ) -> Wake | Refused | Noted | None:
-    return route(
-        type=type, author=author, recipient=recipient, content=content, options=options, roster=roster
-    )
+    return route(type=type, author=author, recipient=recipient, content=content, options=options, roster=roster)
 
 
 # Who a message is for
@@ -204,7 +202,10 @@ def test_options_are_handed_on() -> None:
     ],
 )
 def test_options_that_mean_nothing_are_refused_to_whoever_it_is_for(options: object, told: str) -> None:
-    for refused in (routed(recipient="reader", options=options), routed(type="directive", recipient="reader", options=options)):
+    for refused in (
+        routed(recipient="reader", options=options),
+        routed(type="directive", recipient="reader", options=options),
+    ):
         assert isinstance(refused, Refused)
         assert refused.agent == "reader"
         assert told in refused.why

@@ -105,7 +105,9 @@ def test_a_tool_may_not_take_the_name_of_a_built_in_one() -> None:
 
 def test_may_spawn_takes_names_and_globs() -> None:
     lead = agent(tools=["spawn_agent"], may_spawn=["reader", "web.*"])
-    allowed = [name for name in ("reader", "Reader", "readers", "web.search", "web", "lead") if lead.may_spawn_agent(name)]
+    allowed = [
+        name for name in ("reader", "Reader", "readers", "web.search", "web", "lead") if lead.may_spawn_agent(name)
+    ]
     assert allowed == ["reader", "web.search"]
     assert not agent(tools=["spawn_agent"]).may_spawn_agent("reader")
 
@@ -245,18 +247,14 @@ def test_two_modules_that_define_the_same_agent(write: Write) -> None:
         (["from chaz import tool", "@tool", "def f(x):", "    'Do.'"], 2, "no type hint for 'x'"),
     ],
 )
-def test_a_mistake_in_a_module_is_told_with_file_and_line(
-    write: Write, lines: list[str], line: int, told: str
-) -> None:
+def test_a_mistake_in_a_module_is_told_with_file_and_line(write: Write, lines: list[str], line: int, told: str) -> None:
     path = write("shop_g", *lines)
     with pytest.raises(AgentsError, match=told) as error:
         load_agents("shop_g")
     assert error.value.args[0] == f"{path}:{line}"
 
 
-@pytest.mark.parametrize(
-    ("lines", "line"), [(["", "1 / 0"], 2), (["import nowhere_z"], 1), (["x = 1", "", "if:"], 3)]
-)
+@pytest.mark.parametrize(("lines", "line"), [(["", "1 / 0"], 2), (["import nowhere_z"], 1), (["x = 1", "", "if:"], 3)])
 def test_a_mistake_in_what_a_module_imports_is_told_there(write: Write, lines: list[str], line: int) -> None:
     culprit = write("shop_helper", *lines)
     write("shop_h", "import shop_helper", *defined("reader"))

@@ -1,0 +1,839 @@
+"""The ReAct loop: what it writes before it acts, and that it goes on from any point at which it was cut off."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+from uuid import UUID
+
+import pytest
+
+from chaz.entries import safe_text
+from chaz.errors import ModelError, ModelUnavailable, StaleAttempt
+from chaz.outcomes import CallOutcome, ToolCall, Turn, Usage
+from chaz.runtime import engine
+from chaz.runtime.agents import Agent
+from chaz.runtime.engine import MAX_DEPTH, MAY_HAVE_RUN, Answered, Failed, GivenBack, Parked, Record, RunContext
+from chaz.runtime.models import (
+    AssistantMessage,
+    ChatModel,
+    HistoryMessage,
+    ToolMessage,
+    ToolSchema,
+    UserMessage,
+    resolve_model,
+)
+from chaz.runtime.tools import CallContext, Tool, tool
+
+RUN, SESSION = UUID(int=1), UUID(int=2)
+MAX_RESULT = 200_000
+"""The most characters of a result that the journal keeps (``chaz.journal.MAX_RESULT``)."""
+
+# The doubles: a journal that keeps a list, a model that takes its turns from one, and the scripted model.
+
+
+@dataclass(frozen=True)
+class Written:
+    """One write of the journal."""
+
+    kind: Literal["step", "started", "finished", "spawned", "answered"]
+    step: int
+    ordinal: int = -1
+    turn: Turn | None = None
+    usage: Usage | None = None
+    call: ToolCall | None = None
+    outcome: CallOutcome | None = None
+    agent: str = ""
+    instruction: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.step}" + (f".{self.ordinal}" if self.ordinal >= 0 else "")
+
+
+@dataclass
+class Recorder:
+    """The engine's journal, kept in a list."""
+
+    writes: list[Written] = field(default_factory=list[Written])
+    events: list[str] = field(default_factory=list[str])
+    """The writes in words, and between them what tools and models say they do."""
+    lost: bool = False
+
+    def _write(self, written: Written) -> None:
+        self.writes.append(written)
+        self.events.append(str(written))
+
+    async def store_step(self, step: int, turn: Turn, usage: Usage) -> None:
+        self._write(Written("step", step, turn=turn, usage=usage))
+
+    async def start_call(self, step: int, ordinal: int, call: ToolCall) -> None:
+        self._write(Written("started", step, ordinal, call=call))
+
+    async def finish_call(self, step: int, ordinal: int, call: ToolCall, outcome: CallOutcome) -> None:
+        self._write(Written("finished", step, ordinal, call=call, outcome=outcome))
+
+    async def start_spawn(self, step: int, ordinal: int, call: ToolCall, agent: str, instruction: str) -> None:
+        self._write(Written("spawned", step, ordinal, call=call, agent=agent, instruction=instruction))
+
+    def answer(self, step: int, ordinal: int, outcome: CallOutcome) -> None:
+        """The child's end, in its own transaction."""
+        self._write(Written("answered", step, ordinal, outcome=outcome))
+
+    def check_lease(self) -> None:
+        if self.lost:
+            raise StaleAttempt(RUN, 1)
+
+    @property
+    def steps(self) -> dict[int, Turn]:
+        return {written.step: written.turn for written in self.writes if written.turn is not None}
+
+    @property
+    def calls(self) -> dict[tuple[int, int], Record]:
+        records: dict[tuple[int, int], Record] = {}
+        for written in self.writes:
+            place = (written.step, written.ordinal)
+            match written.kind:
+                case "started":
+                    records[place] = Record()
+                case "spawned":
+                    records[place] = Record(waiting=True)
+                case "answered":
+                    records[place] = Record(answer=written.outcome)
+                case "finished":
+                    records[place] = Record(outcome=written.outcome)
+                case "step":
+                    pass
+        return records
+
+    def outcome(self, step: int, ordinal: int) -> CallOutcome:
+        (found,) = (w.outcome for w in self.writes if (w.kind, w.step, w.ordinal) == ("finished", step, ordinal))
+        assert found is not None
+        return found
+
+
+@dataclass
+class Asked:
+    """What a model was asked."""
+
+    system: str
+    history: list[HistoryMessage]
+    tools: list[str]
+    timeout: float
+
+
+class Playing:
+    """A model that gives these turns, or raises these errors, one after the other; or plays the scripted model."""
+
+    def __init__(self, *turns: Turn | Exception) -> None:
+        self.asked: list[Asked] = []
+        self._turns = iter(turns)
+        self._scripted: ChatModel | None = None if turns else resolve_model("scripted")
+
+    async def complete(
+        self,
+        system: str,
+        history: Sequence[HistoryMessage],
+        tools: Sequence[ToolSchema],
+        *,
+        timeout: float,
+        on_delta: Callable[[str], None] | None = None,
+    ) -> Turn:
+        self.asked.append(Asked(system, list(history), [each.name for each in tools], timeout))
+        if self._scripted is not None:
+            return await self._scripted.complete(system, history, tools, timeout=timeout)
+        turn = next(self._turns)
+        if isinstance(turn, Exception):
+            raise turn
+        return turn
+
+
+def asks(*calls: tuple[str, object]) -> Turn:
+    """A turn that calls these tools, under one and the same id, as providers may."""
+    return Turn(
+        calls=tuple(
+            ToolCall(id="same", tool=name, arguments=given if isinstance(given, str) else json.dumps(given))
+            for name, given in calls
+        )
+    )
+
+
+DONE = Turn(text="done")
+
+
+def agent(*tools: Tool | str, **changes: Any) -> Agent:
+    return Agent("lead", **{"instructions": "Lead.", "model": "scripted", "tools": tools, **changes})
+
+
+@pytest.fixture
+def executor() -> Iterator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor(4) as executor:
+        yield executor
+
+
+Make = Callable[..., RunContext]
+
+
+@pytest.fixture
+def make(executor: ThreadPoolExecutor) -> Make:
+    """A run of this agent and model, as its journal has it so far."""
+
+    def make(of: Agent, model: ChatModel, journal: Recorder, *, text: str = "go", **changes: Any) -> RunContext:
+        context = RunContext(
+            run_id=RUN,
+            session_id=SESSION,
+            depth=0,
+            agent=of,
+            model=model,
+            journal=journal,
+            executor=executor,
+            history=[UserMessage(text=text)],
+            max_steps=of.max_steps,
+            steps=journal.steps,
+            calls=journal.calls,
+        )
+        return replace(context, **changes)
+
+    return make
+
+
+def run(context: RunContext) -> engine.CameTo:
+    return asyncio.run(engine.run(context))
+
+
+def told(asked: Asked) -> list[tuple[str, bool]]:
+    """The results that the model was shown, and whether as errors."""
+    return [(each.content, each.is_error) for each in asked.history if isinstance(each, ToolMessage)]
+
+
+@tool
+def double(n: int) -> int:
+    """Double a number."""
+    return 2 * n
+
+
+# One run from beginning to end
+
+
+def test_text_is_the_answer(make: Make) -> None:
+    journal, model = Recorder(), Playing()
+    assert run(make(agent(), model, journal, text="hello")) == Answered("You said: hello")
+    assert journal.events == ["step 0"]
+    assert model.asked[0].history == [UserMessage(text="hello")]
+
+
+def test_a_blank_turn_is_a_blank_answer(make: Make) -> None:
+    assert run(make(agent(), Playing(Turn()), Recorder())) == Answered("")
+
+
+def test_the_model_is_asked_as_the_agent_says(make: Make) -> None:
+    model = Playing(DONE)
+    lead = agent(double, "spawn_agent", may_spawn=["reader"], model_timeout=7)
+    run(make(lead, model, Recorder()))
+    assert model.asked == [Asked("Lead.", [UserMessage(text="go")], ["double", "spawn_agent"], 7)]
+
+
+def test_results_go_back_in_the_order_of_the_calls(make: Make) -> None:
+    journal = Recorder()
+    first = asks(("double", {"n": 2}), ("double", {"n": 3}))
+    model = Playing(first, asks(("double", {"n": 5})), DONE)
+    assert run(make(agent(double), model, journal)) == Answered("done")
+    assert model.asked[2].history == [
+        UserMessage(text="go"),
+        AssistantMessage(turn=first),
+        ToolMessage(call_id="same", tool="double", content="4"),
+        ToolMessage(call_id="same", tool="double", content="6"),
+        AssistantMessage(turn=journal.steps[1]),
+        ToolMessage(call_id="same", tool="double", content="10"),
+    ]
+
+
+def test_usage_is_stored_as_the_runs_so_far(make: Make) -> None:
+    journal = Recorder()
+    first = asks(("double", {"n": 2})).model_copy(update={"usage": Usage(prompt=1, completion=2)})
+    second = Turn(text="done", usage=Usage(prompt=10, completion=20, cached=5, reasoning=6))
+    run(make(agent(double), Playing(first, second), journal))
+    expected = [Usage(prompt=1, completion=2), Usage(prompt=11, completion=22, cached=5, reasoning=6)]
+    assert [written.usage for written in journal.writes if written.kind == "step"] == expected
+    # And the same when the first step is replayed.
+    again = Recorder(journal.writes[:3])
+    run(make(agent(double), Playing(second), again))
+    assert again.writes[-1].usage == expected[-1]
+
+
+def test_everything_is_written_before_it_is_done(make: Make) -> None:
+    journal = Recorder()
+
+    @tool
+    def note(text: str) -> str:
+        """Note something."""
+        journal.events.append(f"did {text}")
+        return text
+
+    run(make(agent(note), Playing(asks(("note", {"text": "a"})), asks(("note", {"text": "b"})), DONE), journal))
+    assert journal.events == [
+        "step 0",
+        "started 0.0",
+        "did a",
+        "finished 0.0",
+        "step 1",
+        "started 1.0",
+        "did b",
+        "finished 1.0",
+        "step 2",
+    ]
+
+
+def test_the_calls_of_a_turn_run_at_once(make: Make) -> None:
+    arrived = {"a": asyncio.Event(), "b": asyncio.Event()}
+    barrier = threading.Barrier(2, timeout=10)
+
+    @tool(timeout=10)
+    async def meet(me: str, other: str) -> str:
+        """Meet the other."""
+        arrived[me].set()
+        await arrived[other].wait()
+        return f"{me} met {other}"
+
+    @tool(timeout=10)
+    def meet_sync() -> str:
+        """Meet the other."""
+        barrier.wait()
+        return "met"
+
+    a, b = {"me": "a", "other": "b"}, {"me": "b", "other": "a"}
+    model = Playing(asks(("meet", a), ("meet_sync", {}), ("meet", b), ("meet_sync", {})), DONE)
+    run(make(agent(meet, meet_sync), model, Recorder()))
+    assert told(model.asked[1]) == [("a met b", False), ("met", False), ("b met a", False), ("met", False)]
+
+
+def test_a_tool_knows_its_place_in_the_run(make: Make) -> None:
+    @tool
+    def place(call: CallContext) -> str:
+        """Say where this is."""
+        return f"{call.run_id == RUN} {call.session_id == SESSION} {call.agent} {call.idempotency_key}"
+
+    model = Playing(asks(("place", {}), ("place", {})), asks(("place", {})), DONE)
+    run(make(agent(place), model, Recorder()))
+    assert [content for content, _ in told(model.asked[2])] == [
+        f"True True lead {RUN}:0:0",
+        f"True True lead {RUN}:0:1",
+        f"True True lead {RUN}:1:0",
+    ]
+
+
+# Replay
+
+
+SPAWN = {"agent": "reader", "instruction": "Read it."}
+CHILD = CallOutcome(kind="ok", content="I have read it")
+SCRIPT = "go\n```script\n" + json.dumps(
+    [
+        {"calls": [{"tool": "count", "arguments": {"of": "a"}}, {"tool": "count", "arguments": {"of": "b"}}]},
+        {"calls": [{"tool": "spawn_agent", "arguments": SPAWN}, {"tool": "count", "arguments": {"of": "c"}}]},
+        {"calls": [{"tool": "count", "arguments": "{"}]},
+        {"text": "{{0.0}} {{0.1}} {{1.0}} {{1.1}}, {{results}}"},
+    ]
+) + "\n```"  # fmt: skip
+
+
+class Counting:
+    """Counts what is executed, to see what is repeated."""
+
+    def __init__(self, *, idempotent: bool) -> None:
+        self.executed: Counter[str] = Counter()
+
+        @tool(idempotent=idempotent)
+        def count(of: str) -> str:
+            """Count a letter."""
+            self.executed[of] += 1
+            return f"counted {of}"
+
+        self.agent = agent(count, "spawn_agent", may_spawn=["reader"])
+
+
+def to_the_end(make: Make, counting: Counting, journal: Recorder) -> tuple[engine.CameTo, Playing]:
+    """Run, and answer what it waits for, until it waits for nothing."""
+    model = Playing()
+    while True:
+        came_to = run(make(counting.agent, model, journal, text=SCRIPT))
+        if not isinstance(came_to, Parked):
+            return came_to, model
+        for (step, ordinal), record in journal.calls.items():
+            if record.waiting:
+                journal.answer(step, ordinal, CHILD)
+
+
+def whole(make: Make) -> tuple[engine.CameTo, Recorder]:
+    journal, counting = Recorder(), Counting(idempotent=True)
+    came_to, model = to_the_end(make, counting, journal)
+    assert counting.executed == {"a": 1, "b": 1, "c": 1}
+    assert len(model.asked) == 4
+    return came_to, journal
+
+
+def test_a_run_goes_on_from_wherever_it_was_cut_off(make: Make) -> None:
+    came_to, journal = whole(make)
+    assert isinstance(came_to, Answered)
+    assert came_to.text.startswith("counted a counted b I have read it counted c, bad arguments for count: ")
+    assert len(journal.writes) == 15
+    for cut in range(len(journal.writes) + 1):
+        counting, again = Counting(idempotent=True), Recorder(journal.writes[:cut])
+        found, model = to_the_end(make, counting, again)
+        assert found == came_to, cut
+        assert again.steps == journal.steps, cut
+        assert again.calls == journal.calls, cut
+        # Nothing that was finished is done again, nothing that was not is left out.
+        finished = {w.call.arguments for w in journal.writes[:cut] if w.kind == "finished" and w.call is not None}
+        assert counting.executed == {of: 1 for of in "abc" if f'{{"of": "{of}"}}' not in finished}, cut
+        assert len(model.asked) == 4 - sum(written.kind == "step" for written in journal.writes[:cut]), cut
+        assert len(again.writes) == len(journal.writes), cut
+
+
+def test_a_call_that_may_have_run_is_not_run_again(make: Make) -> None:
+    _, journal = whole(make)
+    for cut in range(len(journal.writes) + 1):
+        counting, again = Counting(idempotent=False), Recorder(journal.writes[:cut])
+        begun = {place for place, record in again.calls.items() if record == Record()}
+        found, _ = to_the_end(make, counting, again)
+        assert isinstance(found, Answered)
+        assert {place for place, record in again.calls.items() if record.outcome == MAY_HAVE_RUN} == begun, cut
+        started = {w.call.arguments for w in journal.writes[:cut] if w.kind == "started" and w.call is not None}
+        assert counting.executed == {of: 1 for of in "abc" if f'{{"of": "{of}"}}' not in started}, cut
+
+
+def test_what_may_have_run_is_told_as_an_error(make: Make) -> None:
+    turn = asks(("double", {"n": 2}))
+    journal = Recorder([Written("step", 0, turn=turn), Written("started", 0, 0, call=turn.calls[0])])
+    model = Playing(DONE)
+    assert run(make(agent(double), model, journal)) == Answered("done")
+    assert told(model.asked[0]) == [(MAY_HAVE_RUN.content, True)]
+    assert "may or may not have run" in MAY_HAVE_RUN.content
+    assert journal.outcome(0, 0) == MAY_HAVE_RUN
+
+
+def test_a_stored_result_is_told_though_its_tool_is_gone(make: Make) -> None:
+    turn = asks(("gone", {}), ("gone", {}))
+    kept = CallOutcome(kind="error", content="kept")
+    journal = Recorder(
+        [
+            Written("step", 0, turn=turn),
+            Written("finished", 0, 0, call=turn.calls[0], outcome=CallOutcome(kind="ok", content="kept")),
+            Written("finished", 0, 1, call=turn.calls[1], outcome=kept),
+        ]
+    )
+    model = Playing(DONE)
+    run(make(agent(), model, journal))
+    assert told(model.asked[0]) == [("kept", False), ("kept", True)]
+
+
+def test_a_stored_answer_needs_no_model(make: Make) -> None:
+    model = Playing(DONE)
+    assert run(make(agent(), model, Recorder([Written("step", 0, turn=DONE)]))) == Answered("done")
+    assert model.asked == []
+
+
+# Mistakes of the model and of tools
+
+
+def test_mistakes_become_error_results_and_the_run_goes_on(make: Make) -> None:
+    @tool
+    def explode() -> None:
+        """Explode."""
+        raise RuntimeError("boom")
+
+    @tool
+    def leave() -> None:
+        """Leave."""
+        raise SystemExit(3)
+
+    @tool(timeout=0.05)
+    async def hang() -> None:
+        """Hang."""
+        await asyncio.Event().wait()
+
+    turn = asks(
+        ("halve", {}),
+        ("double", "{"),
+        ("double", {"n": "x"}),
+        ("explode", {}),
+        ("leave", {}),
+        ("hang", {}),
+        ("double", {"n": 4}),
+    )
+    journal, model = Recorder(), Playing(turn, DONE)
+    assert run(make(agent(double, explode, leave, hang), model, journal)) == Answered("done")
+    expected = [
+        "there is no tool 'halve'; your tools are: double, explode, leave, hang",
+        "bad arguments for double: arguments: Invalid JSON",
+        "bad arguments for double: n: Input should be a valid integer",
+        "explode raised RuntimeError: boom",
+        "leave raised SystemExit: 3",
+        "hang did not end within 0.05 s",
+        "8",
+    ]
+    results = told(model.asked[1])
+    assert [error for _, error in results] == [True] * 6 + [False]
+    for (content, _), start in zip(results, expected, strict=True):
+        assert content.startswith(start)
+    # Each has exactly one start and one result.
+    kinds = Counter((written.kind, written.ordinal) for written in journal.writes if written.ordinal >= 0)
+    assert kinds == {(kind, ordinal): 1 for kind in ("started", "finished") for ordinal in range(7)}
+
+
+def test_an_agent_without_tools_is_told_so(make: Make) -> None:
+    model = Playing(asks(("double", {})), DONE)
+    run(make(agent(), model, Recorder()))
+    assert told(model.asked[1]) == [("there is no tool 'double'; your tools are: none", True)]
+
+
+@pytest.mark.parametrize("result", ["x" * 1_000_000, "a\0b\ud800"], ids=["huge", "no-text"])
+def test_the_model_is_shown_what_the_journal_can_keep(make: Make, result: str) -> None:
+    @tool
+    def say() -> str:
+        """Say a lot."""
+        return result
+
+    journal, model = Recorder(), Playing(asks(("say", {})), DONE)
+    run(make(agent(say), model, journal))
+    ((content, _),) = told(model.asked[1])
+    # In ASCII, because a lone surrogate in a failure's report loses the report.
+    assert ascii(content) == ascii(journal.outcome(0, 0).content) == ascii(safe_text(result, MAX_RESULT))
+
+
+# spawn_agent
+
+LEAD = agent(double, "spawn_agent", may_spawn=["reader", "web.*"])
+
+
+def test_a_spawn_parks_the_run(make: Make) -> None:
+    journal, model = Recorder(), Playing(asks(("spawn_agent", {**SPAWN, "context": "It is long."})))
+    assert run(make(LEAD, model, journal)) == Parked("reader")
+    assert journal.events == ["step 0", "spawned 0.0"]
+    assert (journal.writes[1].agent, journal.writes[1].instruction) == ("reader", "Read it.\n\nContext:\nIt is long.")
+
+
+def test_several_spawns_are_waited_for_together(make: Make) -> None:
+    journal = Recorder()
+    turn = asks(("spawn_agent", SPAWN), ("spawn_agent", {**SPAWN, "agent": "web.search"}))
+    assert run(make(LEAD, Playing(turn), journal)) == Parked("reader, web.search")
+    # One answer is not enough; with the second it goes on, and asks no model in between.
+    journal.answer(0, 0, CHILD)
+    assert run(make(LEAD, Playing(DONE), journal)) == Parked("web.search")
+    journal.answer(0, 1, CallOutcome(kind="error", content="failed"))
+    model = Playing(DONE)
+    assert run(make(LEAD, model, journal)) == Answered("done")
+    assert told(model.asked[0]) == [("I have read it", False), ("failed", True)]
+    assert journal.outcome(0, 0) == CHILD
+    assert Counter(written.kind for written in journal.writes)["finished"] == 2
+
+
+def test_children_of_one_name_are_counted(make: Make) -> None:
+    turn = asks(*[("spawn_agent", {**SPAWN, "agent": name}) for name in ("reader", "web.search", "reader")])
+    assert run(make(LEAD, Playing(turn), Recorder())) == Parked("2 x reader, web.search")
+
+
+def test_the_other_calls_of_the_turn_run_before_it_parks(make: Make) -> None:
+    journal = Recorder()
+    turn = asks(("double", {"n": 1}), ("spawn_agent", SPAWN), ("double", {"n": 2}))
+    assert run(make(LEAD, Playing(turn), journal)) == Parked("reader")
+    assert journal.outcome(0, 0).content == "2"
+    assert journal.outcome(0, 2).content == "4"
+    assert journal.calls[0, 1].waiting
+    # Parked, it does nothing but wait.
+    writes = len(journal.writes)
+    assert run(make(LEAD, Playing(DONE), journal)) == Parked("reader")
+    assert len(journal.writes) == writes
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told_of"),
+    [
+        ({**SPAWN, "agent": "writer"}, "you may not spawn 'writer'; you may spawn: reader, web.*"),
+        ("{", "bad arguments for spawn_agent: arguments: Invalid JSON"),
+        ("", "bad arguments for spawn_agent: agent: Field required"),
+        ({"agent": "reader"}, "bad arguments for spawn_agent: instruction: Field required"),
+        ({**SPAWN, "instruction": " \n"}, "bad arguments for spawn_agent: the instruction is empty"),
+        ({**SPAWN, "agent": 3}, "bad arguments for spawn_agent: agent: "),
+        ({**SPAWN, "more": 1}, "bad arguments for spawn_agent: more: "),
+    ],
+)
+def test_a_spawn_that_is_not_allowed_is_an_error_result(make: Make, arguments: object, told_of: str) -> None:
+    journal, model = Recorder(), Playing(asks(("spawn_agent", arguments)), DONE)
+    assert run(make(LEAD, model, journal)) == Answered("done")
+    assert journal.events == ["step 0", "started 0.0", "finished 0.0", "step 1"]
+    ((content, error),) = told(model.asked[1])
+    assert error
+    assert content.startswith(told_of)
+
+
+@pytest.mark.parametrize("name", ["", " "])
+def test_an_agent_without_a_name_is_not_spawned(make: Make, name: str) -> None:
+    anybody = agent("spawn_agent", may_spawn=["*"])
+    journal = Recorder()
+    turn = asks(("spawn_agent", {**SPAWN, "agent": name}))
+    assert run(make(anybody, Playing(turn, DONE), journal)) == Answered("done")
+    assert journal.outcome(0, 0).kind == "error"
+
+
+def test_a_spawn_goes_no_deeper_than_the_limit(make: Make) -> None:
+    turn = asks(("spawn_agent", SPAWN))
+    assert run(make(LEAD, Playing(turn), Recorder(), depth=MAX_DEPTH - 1)) == Parked("reader")
+    journal = Recorder()
+    assert run(make(LEAD, Playing(turn, DONE), journal, depth=MAX_DEPTH)) == Answered("done")
+    assert journal.outcome(0, 0).content.startswith("too deep")
+    assert journal.outcome(0, 0).kind == "error"
+
+
+def test_who_has_no_spawn_agent_has_no_such_tool(make: Make) -> None:
+    journal = Recorder()
+    run(make(agent(double), Playing(asks(("spawn_agent", SPAWN)), DONE), journal))
+    assert journal.outcome(0, 0).content == "there is no tool 'spawn_agent'; your tools are: double"
+    # Nor does a name that is allowed help.
+    journal = Recorder()
+    run(make(agent("spawn_agent"), Playing(asks(("spawn_agent", SPAWN)), DONE), journal))
+    assert "you may spawn: no agent" in journal.outcome(0, 0).content
+
+
+# Limits
+
+
+def test_the_last_step_has_no_tools_and_says_so(make: Make) -> None:
+    model = Playing(asks(("double", {"n": 1})), asks(("double", {"n": 2})), DONE)
+    assert run(make(agent(double), model, Recorder(), max_steps=3)) == Answered("done")
+    assert [asked.tools for asked in model.asked] == [["double"], ["double"], []]
+    assert [engine.LAST_STEP in asked.system for asked in model.asked] == [False, False, True]
+
+
+def test_a_run_that_does_not_come_to_an_end_fails(make: Make) -> None:
+    model = Playing(*[asks(("double", {"n": 1}))] * 3)
+    failed = run(make(agent(double), model, Recorder(), max_steps=3))
+    assert isinstance(failed, Failed)
+    assert failed.reason == "steps"
+    assert "3 steps" in failed.text
+    assert len(model.asked) == 3
+
+
+def test_the_limit_counts_steps_of_earlier_attempts(make: Make) -> None:
+    journal = Recorder([Written("step", step, turn=asks(("double", {"n": 1}))) for step in range(2)])
+    model = Playing(DONE)
+    assert run(make(agent(double), model, journal, max_steps=3)) == Answered("done")
+    assert [asked.tools for asked in model.asked] == [[]]
+
+
+# Models that fail
+
+
+@pytest.fixture
+def waits(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The seconds that the engine would have slept."""
+    waits: list[float] = []
+
+    async def sleep(seconds: float) -> None:
+        waits.append(seconds)
+
+    monkeypatch.setattr(asyncio, "sleep", sleep)
+    return waits
+
+
+def unavailable(retry_after: float | None = None) -> ModelUnavailable:
+    return ModelUnavailable("m", "busy", retry_after)
+
+
+def test_what_may_pass_is_tried_again_with_growing_waits(make: Make, waits: list[float]) -> None:
+    model = Playing(*[unavailable()] * (engine.MODEL_TRIES - 1), DONE)
+    journal = Recorder()
+    assert run(make(agent(), model, journal)) == Answered("done")
+    assert waits == [0.5, 1, 2, 4]
+    assert journal.events == ["step 0"]
+
+
+def test_a_short_wait_that_the_provider_asks_for_is_kept(make: Make, waits: list[float]) -> None:
+    model = Playing(unavailable(0), unavailable(3.5), unavailable(engine.LONGEST_SLEEP), DONE)
+    assert run(make(agent(), model, Recorder())) == Answered("done")
+    assert waits == [0, 3.5, engine.LONGEST_SLEEP]
+
+
+@pytest.mark.parametrize("retry_after", [None, 1.0])
+def test_what_does_not_pass_fails_the_run(make: Make, waits: list[float], retry_after: float | None) -> None:
+    model = Playing(*[unavailable(retry_after)] * 9)
+    assert run(make(agent(), model, Recorder())) == Failed("model", "model m is not available: busy")
+    assert len(model.asked) == engine.MODEL_TRIES
+    assert len(waits) == engine.MODEL_TRIES - 1
+
+
+def test_a_long_wait_gives_the_run_back(make: Make, waits: list[float]) -> None:
+    journal, model = Recorder(), Playing(unavailable(1), unavailable(60))
+    assert run(make(agent(), model, journal)) == GivenBack(60, "model m is not available: busy")
+    assert (waits, journal.writes) == ([1], [])
+
+
+def test_what_asking_again_does_not_help_is_raised_at_once(make: Make, waits: list[float]) -> None:
+    model = Playing(ModelError("m", "refused"), DONE)
+    with pytest.raises(ModelError, match="refused"):
+        run(make(agent(), model, Recorder()))
+    assert (len(model.asked), waits) == (1, [])
+
+
+# Stopping
+
+
+def test_a_stopping_worker_gives_the_run_back_before_the_next_turn(make: Make) -> None:
+    async def stopping() -> engine.CameTo:
+        context = make(agent(), model, journal)
+        context.stopping.set()
+        return await engine.run(context)
+
+    journal, model = Recorder(), Playing(DONE)
+    found = asyncio.run(stopping())
+    assert isinstance(found, GivenBack)
+    assert (found.wait, model.asked, journal.writes) == (0, [], [])
+
+
+def test_a_step_that_has_begun_is_brought_to_its_end(make: Make) -> None:
+    stopping = asyncio.Event()
+
+    @tool
+    async def stop() -> str:
+        """Stop the worker."""
+        stopping.set()
+        return "stopping"
+
+    journal, model = Recorder(), Playing(asks(("stop", {}), ("double", {"n": 1})), DONE)
+    assert isinstance(run(make(agent(stop, double), model, journal, stopping=stopping)), GivenBack)
+    assert len(model.asked) == 1
+    assert journal.outcome(0, 0).content == "stopping"
+    assert journal.outcome(0, 1).content == "2"
+    # And elsewhere it goes on from there.
+    assert run(make(agent(stop, double), Playing(DONE), journal)) == Answered("done")
+
+
+def test_what_is_stored_is_brought_to_its_end_though_the_worker_stops(make: Make) -> None:
+    stopping = asyncio.Event()
+    stopping.set()
+    assert run(make(agent(), Playing(), Recorder([Written("step", 0, turn=DONE)]), stopping=stopping)) == Answered(
+        "done"
+    )
+
+
+# An attempt that is over
+
+
+@dataclass
+class Refusing(Recorder):
+    """A journal that refuses this write, as PostgreSQL does a stale attempt's, once ``when`` is set."""
+
+    refused: str = ""
+    when: asyncio.Event | None = None
+
+    def _write(self, written: Written) -> None:
+        if str(written) == self.refused:
+            raise StaleAttempt(RUN, 1)
+        super()._write(written)
+
+    async def start_call(self, step: int, ordinal: int, call: ToolCall) -> None:
+        if self.when is not None and f"started {step}.{ordinal}" == self.refused:
+            await self.when.wait()
+        await super().start_call(step, ordinal, call)
+
+
+@pytest.mark.parametrize("refused", ["step 0", "started 0.0", "finished 0.0", "spawned 0.1", "step 1"])
+def test_a_refused_write_stops_everything(make: Make, refused: str) -> None:
+    journal, model = Refusing(refused=refused), Playing(asks(("double", {"n": 1}), ("spawn_agent", SPAWN)), DONE)
+    if refused == "step 1":
+        model = Playing(asks(("double", {"n": 1})), DONE)
+    with pytest.raises(StaleAttempt, match="attempt 1"):
+        run(make(LEAD, model, journal))
+    assert refused not in journal.events
+    assert "step 1" not in journal.events
+
+
+def test_a_refused_write_cancels_the_calls_beside_it(make: Make) -> None:
+    started = asyncio.Event()
+    ended: list[str] = []
+
+    @tool(timeout=10)
+    async def hang() -> None:
+        """Hang."""
+        started.set()
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            ended.append("cancelled")
+            raise
+
+    journal = Refusing(refused="started 0.1", when=started)
+    with pytest.raises(StaleAttempt):
+        run(make(agent(hang), Playing(asks(("hang", {}), ("hang", {}))), journal))
+    assert ended == ["cancelled"]
+    assert journal.events == ["step 0", "started 0.0"]
+
+
+def test_two_refusals_at_once_are_one_error(make: Make) -> None:
+    @dataclass
+    class All(Recorder):
+        async def start_call(self, step: int, ordinal: int, call: ToolCall) -> None:
+            raise StaleAttempt(RUN, ordinal)
+
+    with pytest.raises(StaleAttempt):
+        run(make(agent(double), Playing(asks(("double", {"n": 1}), ("double", {"n": 2}))), All()))
+
+
+def test_without_a_fresh_lease_no_model_is_asked(make: Make) -> None:
+    model = Playing(DONE)
+    with pytest.raises(StaleAttempt):
+        run(make(agent(), model, Recorder(lost=True)))
+    assert model.asked == []
+
+
+def test_without_a_fresh_lease_a_model_is_not_asked_again(make: Make, waits: list[float]) -> None:
+    journal = Recorder()
+
+    class Losing(Playing):
+        async def complete(self, *args: Any, **options: Any) -> Turn:
+            journal.lost = True
+            return await super().complete(*args, **options)
+
+    model = Losing(unavailable(), DONE)
+    with pytest.raises(StaleAttempt):
+        run(make(agent(), model, journal))
+    assert len(model.asked) == 1
+
+
+@pytest.mark.parametrize("idempotent", [False, True])
+@pytest.mark.parametrize("begun", [False, True])
+def test_without_a_fresh_lease_no_call_is_made(make: Make, idempotent: bool, begun: bool) -> None:
+    counting = Counting(idempotent=idempotent)
+    turn = asks(("count", {"of": "a"}))
+    writes = [Written("step", 0, turn=turn)] + ([Written("started", 0, 0, call=turn.calls[0])] if begun else [])
+    if begun and not idempotent:
+        return
+    with pytest.raises(StaleAttempt):
+        run(make(counting.agent, Playing(DONE), Recorder(writes, lost=True)))
+    assert counting.executed == {}
+
+
+def test_a_run_that_is_cut_off_finishes_no_call(make: Make) -> None:
+    async def cut_off() -> None:
+        started = asyncio.Event()
+
+        @tool(timeout=10)
+        async def hang() -> None:
+            """Hang."""
+            started.set()
+            await asyncio.Event().wait()
+
+        task = asyncio.create_task(engine.run(make(agent(hang), Playing(asks(("hang", {}))), journal)))
+        await started.wait()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    journal = Recorder()
+    asyncio.run(cut_off())
+    assert journal.events == ["step 0", "started 0.0"]
