@@ -10,7 +10,8 @@ from typing import Any
 from kombu import Connection, Exchange, Queue
 
 from chaz.channels import AUDIT, AUDIT_DEAD, RUNS, broker_name
-from chaz.settings import Settings
+from chaz.errors import BrokerUnavailable
+from chaz.settings import Settings, without_secrets
 
 PERSISTENT_DELIVERY_MODE = 2
 DAY = 86_400
@@ -45,6 +46,16 @@ def connect(settings: Settings) -> Connection:
         heartbeat=30,
         transport_options=transport_options(settings),
     )
+
+
+def check(settings: Settings) -> None:
+    """Raise BrokerUnavailable unless the broker lets us in."""
+    try:
+        with connect(settings) as connection:
+            connection.ensure_connection(max_retries=1, interval_start=1, timeout=10)
+    except Exception as error:
+        # Each transport has its own errors, and a missing driver is an ImportError.
+        raise BrokerUnavailable(without_secrets(settings.broker_url), " ".join(str(error).split())) from error
 
 
 def run_queue(prefix: str, queue: str) -> Queue:

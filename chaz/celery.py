@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import sys
 from collections.abc import Callable, Sequence
-from typing import Any, cast
+from pathlib import Path
+from typing import Any, NoReturn, cast
 
 from celery import Celery
 from kombu.exceptions import OperationalError
 
 from chaz.broker import run_queue, transport_options
 from chaz.channels import broker_name, task_name
-from chaz.errors import BrokerUnavailable
+from chaz.errors import BrokerUnavailable, ChazError, ConfigurationError
 from chaz.runs import Publication
 from chaz.settings import Settings, without_secrets
 
@@ -95,5 +97,21 @@ def publisher(app: Celery, settings: Settings) -> Callable[[Sequence[Publication
     return publish
 
 
-settings = Settings.from_env()
+def end_program(error: ChazError) -> NoReturn:
+    """Say what is wrong in one line, and end with the error's code."""
+    print(f"chaz: {error}", file=sys.stderr)
+    raise SystemExit(error.exit_code)
+
+
+def _settings() -> Settings:
+    try:
+        return Settings.from_env()
+    except ConfigurationError as error:
+        # Celery's command line would show a traceback of its own import machinery.
+        if "celery" in Path(sys.argv[0]).parts[-2:]:
+            end_program(error)
+        raise
+
+
+settings = _settings()
 app = make_app(settings)

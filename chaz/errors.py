@@ -145,6 +145,11 @@ class WaitTimeout(ChazError, TimeoutError):
     message = "run {0} is {1} after {2:g} s; it goes on, only the wait has ended"
     exit_code = 75  # EX_TEMPFAIL
 
+    def __init__(self, *args: object) -> None:
+        super().__init__(*args)
+        # A TimeoutError is an OSError, which takes three arguments for errno, text and file name.
+        self.args = args
+
 
 class WaitInsideRun(ChazError):
     """A blocking wait in a tool, which would hold a worker's slot. Args: the method."""

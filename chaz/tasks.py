@@ -5,17 +5,16 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import sys
 import threading
 from datetime import timedelta
-from typing import Any, NoReturn
+from typing import Any
 
 from celery import Task, signals
 from celery.exceptions import Retry
 from pydantic import ValidationError
 
-from chaz.broker import run_queue
-from chaz.celery import app, settings
+from chaz.broker import check, run_queue
+from chaz.celery import app, end_program, settings
 from chaz.channels import task_name
 from chaz.database import Database, Transaction
 from chaz.deliveries import RunDelivery
@@ -88,9 +87,11 @@ def load(sender: str, conf: Any, **_: object) -> None:
         agents = load_agents(settings.agents)
         for agent in agents.values():
             resolve_model(agent.model)
+        check(settings)
         asyncio.run(_register(database_url, agents))
     except ChazError as error:
-        _refuse(error)
+        # Celery swallows what a signal's receiver raises, but for a SystemExit.
+        end_program(error)
     _Here.agents, _Here.name = agents, sender
     for agent in agents.values():
         task = type(f"AgentTask_{agent.name}", (AgentTask,), {"name": task_name(agent.name), "agent": agent.name})
@@ -117,12 +118,6 @@ async def _register(url: str, agents: Agents) -> None:
         await database.transact(work)
     finally:
         await database.close()
-
-
-def _refuse(error: ChazError) -> NoReturn:
-    print(f"chaz: {error}", file=sys.stderr)
-    # Celery swallows what a signal's receiver raises, but for this.
-    raise SystemExit(error.exit_code)
 
 
 @signals.worker_ready.connect

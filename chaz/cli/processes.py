@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from chaz.cli.options import add_command, settings_of
 from chaz.database import Database
-from chaz.errors import BrokerUnavailable, ConfigurationError
+from chaz.errors import ConfigurationError
 from chaz.schema import require_current
 from chaz.settings import Settings, without_secrets
 
@@ -66,18 +66,6 @@ def need_worker_extra() -> None:
         raise ConfigurationError("this process needs Celery; install it with: pip install 'chaz[worker]'") from None
 
 
-def check_broker(settings: Settings) -> None:
-    """Raise BrokerUnavailable unless the broker lets us in."""
-    from chaz.broker import connect
-
-    try:
-        with connect(settings) as connection:
-            connection.ensure_connection(max_retries=1, interval_start=1, timeout=10)
-    except Exception as error:
-        # Each transport has its own errors, and a missing driver is an ImportError.
-        raise BrokerUnavailable(without_secrets(settings.broker_url), " ".join(str(error).split())) from error
-
-
 def run_listener(options: argparse.Namespace) -> int:
     """Run until SIGTERM or Ctrl-C."""
     need_worker_extra()
@@ -91,11 +79,12 @@ async def _listen(settings: Settings) -> None:
     database = await Database(settings.require_database(), size=4, name="chaz-listener").open()
     try:
         await require_current(database)
-        check_broker(settings)
         from chaz.audit.publisher import AuditPublisher
+        from chaz.broker import check
         from chaz.celery import make_app, publisher
         from chaz.listener import Listener
 
+        check(settings)
         audit = AuditPublisher(settings)
         listener = Listener(settings, database, publisher(make_app(settings), settings), audit)
         loop = asyncio.get_running_loop()
@@ -114,8 +103,10 @@ def run_audit(options: argparse.Namespace) -> int:
     settings = settings_of(options)
     log_to_stderr(options.log_level)
     asyncio.run(_check_schema(settings))
-    check_broker(settings)
     from chaz.audit.consumer import AuditConsumer
+    from chaz.broker import check
+
+    check(settings)
 
     consumer = AuditConsumer(settings)
 

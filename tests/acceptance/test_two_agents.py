@@ -45,7 +45,9 @@ def test_a_waiting_parent_is_a_row_and_nothing_else(processes: Processes, databa
     slow_child = script(calls(call("slow", seconds=3)), answer("done"))
 
     with Chaz(database.url) as chaz:
-        result = chaz.session("family").direct("parent", script(calls(spawn("child", slow_child)), answer("{{results}}")))
+        result = chaz.session("family").direct(
+            "parent", script(calls(spawn("child", slow_child)), answer("{{results}}"))
+        )
         eventually(lambda: result.state == "parked", within=30)
         parent = database.query("select * from chaz.runs where id = %(id)s", id=result.id)[0]
 
@@ -53,9 +55,7 @@ def test_a_waiting_parent_is_a_row_and_nothing_else(processes: Processes, databa
         assert result.get(timeout=60) == "done"
 
 
-def test_children_run_next_to_each_other_and_to_ordinary_calls(
-    processes: Processes, database: ScratchDatabase
-) -> None:
+def test_children_run_next_to_each_other_and_to_ordinary_calls(processes: Processes, database: ScratchDatabase) -> None:
     processes.listener()
     processes.audit()
     processes.worker()
@@ -72,9 +72,7 @@ def test_children_run_next_to_each_other_and_to_ordinary_calls(
     assert database.value("select attempt from chaz.runs where id = %(id)s", id=result.id) == 2
 
 
-def test_a_child_that_fails_is_an_error_for_the_parent_s_model(
-    processes: Processes, database: ScratchDatabase
-) -> None:
+def test_a_child_that_fails_is_an_error_for_the_parent_s_model(processes: Processes, database: ScratchDatabase) -> None:
     processes.listener(unknown_agent_grace="1")
     processes.audit()
     processes.worker()

@@ -19,7 +19,9 @@ from tests.fixtures.processes import ROOT, Process
 
 pytestmark = pytest.mark.timeout(240)
 
-WORDS = {name: len((ROOT / "chaz/demo/texts" / name).read_text().split()) for name in ("garden.txt", "log.txt", "queue.txt")}
+WORDS = {
+    name: len((ROOT / "chaz/demo/texts" / name).read_text().split()) for name in ("garden.txt", "log.txt", "queue.txt")
+}
 
 
 @pytest.fixture

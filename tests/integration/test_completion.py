@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+from hashlib import sha256
 from uuid import uuid4
 
-import psycopg
 import pytest
+from psycopg import sql
 
 from chaz.channels import DONE
+from chaz.completion import end_run
+from chaz.database import Transaction
 from chaz.errors import StaleAttempt
+from chaz.outcomes import RunOutcome
 from tests.fixtures.postgres import ScratchDatabase
 from tests.fixtures.stations import Stations, a_call
 
@@ -33,16 +37,13 @@ async def test_all_of_the_end_is_true_at_once(stations: Stations, database: Scra
     )
     await stations.place()
 
-    from chaz.completion import end_run
-    from chaz.outcomes import RunOutcome
-
-    async def end_watched(tx: psycopg.AsyncConnection[object]) -> None:
-        await end_run(tx, claim, RunOutcome(state="succeeded", text="42"))  # pyright: ignore[reportArgumentType]
+    async def end_watched(tx: Transaction) -> None:
+        await end_run(tx, claim, RunOutcome(state="succeeded", text="42"))
         # Before the commit nobody sees any of it.
         assert database.value("select state from chaz.runs where id = %(id)s", id=child) == "running"
         assert database.value("select count(*) from chaz.entries where content = '42'") == 0
 
-    await stations.transact(end_watched)  # pyright: ignore[reportArgumentType]
+    await stations.transact(end_watched)
 
     row = await stations.run(child)
     assert (row["state"], row["result"], row["reason"], row["worker_id"]) == ("succeeded", "42", None, None)
@@ -67,15 +68,12 @@ async def test_all_of_the_end_is_true_at_once(stations: Stations, database: Scra
 async def test_an_answer_that_fails_halfway_leaves_nothing(stations: Stations) -> None:
     claim = await stations.claimed("s")
 
-    from chaz.completion import end_run
-    from chaz.outcomes import RunOutcome
-
-    async def end_and_break(tx: psycopg.AsyncConnection[object]) -> None:
-        await end_run(tx, claim, RunOutcome(state="succeeded", text="42"))  # pyright: ignore[reportArgumentType]
+    async def end_and_break(tx: Transaction) -> None:
+        await end_run(tx, claim, RunOutcome(state="succeeded", text="42"))
         raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
-        await stations.transact(end_and_break)  # pyright: ignore[reportArgumentType]
+        await stations.transact(end_and_break)
     assert await stations.state(claim.run_id) == "running"
     assert [entry.type for entry in await stations.log("s")] == ["directive", "ack"]
 
@@ -132,8 +130,6 @@ async def test_open_calls_are_closed_with_a_result_each(stations: Stations) -> N
 
 
 async def test_the_digest_is_that_of_the_events(stations: Stations) -> None:
-    from hashlib import sha256
-
     claim = await stations.claimed("s")
     await stations.step(claim, *[a_call("word_count")] * 2)
     events = [await stations.start_call(claim), await stations.finish_call(claim)]
@@ -227,7 +223,7 @@ async def test_an_end_is_notified_if_somebody_waits(
         "insert into chaz.waiters (id, expires_at) values (gen_random_uuid(), now() + %(e)s::interval)", e=expires
     )
     with database.connect(autocommit=True) as ear:
-        ear.execute(psycopg.sql.SQL("listen {}").format(psycopg.sql.Identifier(DONE)))
+        ear.execute(sql.SQL("listen {}").format(sql.Identifier(DONE)))
         await stations.end(claim)
         ear.execute("select 1")
         heard = [notify.payload for notify in ear.notifies(timeout=0)]

@@ -11,10 +11,11 @@ from uuid import UUID, uuid4
 
 import pytest
 
-from chaz import Chaz, journal, runs, sessionlog
-from chaz.entries import session_id
+from chaz import Chaz, completion, journal, runs, sessionlog
+from chaz.database import Database, Transaction
 from chaz.errors import StaleAttempt
-from chaz.outcomes import CallOutcome
+from chaz.outcomes import CallOutcome, RunOutcome
+from chaz.placing import place
 from chaz.runs import Claim, Unclaimed
 from tests.fixtures.postgres import ScratchDatabase
 from tests.fixtures.stations import Stations, a_call
@@ -71,6 +72,27 @@ async def test_a_second_claim_is_a_new_attempt_that_sees_the_same(stations: Stat
     second = await stations.claim(first.run_id)
     assert (second.attempt, second.read_to) == (2, first.read_to)
     assert second.ack_position > first.ack_position
+
+
+async def test_a_claim_that_waited_for_its_session_sees_what_came_meanwhile(
+    stations: Stations, database: ScratchDatabase
+) -> None:
+    first = await stations.say("s", "one", recipient="solo")
+    await stations.place()
+    second = await stations.say("s", "two", recipient="solo")
+
+    async def place_slowly(tx: Transaction) -> None:
+        await place(tx, default_agent="", first_wait=5.0)
+        claiming.append(asyncio.create_task(stations.claim(first)))
+        await asyncio.to_thread(database.until_blocked)
+
+    claiming: list[asyncio.Task[Claim]] = []
+    await stations.transact(place_slowly)
+    claim = await claiming[0]
+    assert (claim.ack_position, claim.read_to) == (3, 2)
+    assert await stations.state(second) == "superseded"
+    (head,) = await stations.fetch("select next_position from chaz.heads")
+    assert head["next_position"] == 4
 
 
 # Coalescing
@@ -133,12 +155,11 @@ async def test_a_later_attempt_takes_nothing_over(stations: Stations) -> None:
 
 async def test_the_context_has_no_trigger_that_is_unanswered(stations: Stations) -> None:
     first = await stations.claimed("s", "one")
-    await stations.say("s", "to another", recipient="child")
+    second = await stations.send("s", "to another", recipient="child")
     await stations.send("s", "two")
     await stations.place()
     await stations.end(first, "answer to one")
-    (second,) = await stations.fetch("select id from chaz.runs where state = 'queued'")
-    claim = await stations.claim(second["id"], "child")
+    claim = await stations.claim(second, "child")
     context, own = await stations.transact(
         lambda tx: sessionlog.context_entries(
             tx, session_id=claim.session_id, run_id=claim.run_id, read_to=claim.read_to
@@ -237,7 +258,7 @@ async def test_an_answer_during_the_parking_waits_for_it(stations: Stations, dat
     child_claim = await stations.claim(child, "child")
     with ThreadPoolExecutor(1) as pool:
 
-        async def park_slowly(tx: Any) -> bool:
+        async def park_slowly(tx: Transaction) -> bool:
             parked = await runs.park(tx, claim, waits_for="child")
             ending.append(pool.submit(asyncio.run, end_elsewhere(database, child_claim)))
             await asyncio.to_thread(database.until_blocked)
@@ -251,8 +272,6 @@ async def test_an_answer_during_the_parking_waits_for_it(stations: Stations, dat
 
 async def end_elsewhere(database: ScratchDatabase, claim: Claim) -> None:
     """End a run on another loop and another connection."""
-    from chaz.database import Database
-
     other = Database(database.url)
     try:
         await Stations(other, database).end(claim, "just then")
@@ -265,10 +284,7 @@ async def test_a_parking_during_the_answer_sees_it(stations: Stations, database:
     child_claim = await stations.claim(child, "child")
     parking: list[asyncio.Task[bool]] = []
 
-    from chaz import completion
-    from chaz.outcomes import RunOutcome
-
-    async def end_slowly(tx: Any) -> None:
+    async def end_slowly(tx: Transaction) -> None:
         await completion.end_run(tx, child_claim, RunOutcome(state="succeeded", text="just then"))
         parking.append(asyncio.create_task(stations.park(claim)))
         await asyncio.to_thread(database.until_blocked)
@@ -342,4 +358,3 @@ async def test_what_nobody_serves_is_not_published(stations: Stations, database:
     assert await publishable(stations) == []
     await stations.register("ghost")
     assert len(await publishable(stations)) == 1
-    assert session_id("s")

@@ -38,9 +38,8 @@ def test_a_derived_id_is_the_one_that_postgresql_derives(kind: str, scope: str, 
 
 
 def test_words_do_not_run_into_each_other() -> None:
-    assert (
-        len({derived_id(*words) for words in [("a", "bc", ""), ("ab", "c", ""), ("a", "b", "c"), ("", "a", "bc")]}) == 4
-    )
+    alike = [("a", "bc", ""), ("ab", "c", ""), ("a", "b", "c"), ("", "a", "bc")]
+    assert len({derived_id(*words) for words in alike}) == 4
 
 
 def test_the_id_of_a_named_session_is_of_its_tenant() -> None:
@@ -49,7 +48,7 @@ def test_the_id_of_a_named_session_is_of_its_tenant() -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "plain", "tab\tand\r\nlines", "naïve 中文", "👩‍👩‍👧 \U0010ffff", "\x01\x7f\ufffe"]
+    "text", ["", "plain", "tab\tand\r\nlines", "naïve 中文", "👩\u200d👧 \U0010ffff", "\x01\x7f\ufffe"]
 )
 def test_what_postgresql_can_hold_stays_as_it_is(text: str) -> None:
     assert safe_text(text) == text

@@ -61,13 +61,10 @@ def signatures(of: type) -> dict[str, str]:
     for name, member in inspect.getmembers_static(of):
         if name in OWN or (name.startswith("_") and name not in {"__init__", "__await__"}):
             continue
-        if isinstance(member, property):
-            member = member.fget
-        elif isinstance(member, classmethod):
-            member = member.__func__
-        if not inspect.isfunction(member):
+        function: object = member.fget if isinstance(member, property) else getattr(member, "__func__", member)
+        if not inspect.isfunction(function):
             continue
-        text = str(inspect.signature(member))
+        text = str(inspect.signature(function))
         found[name] = re.sub(r"\bAsync(?=[A-Z])", "", text).replace("Generator[Entry]", "Iterator[Entry]")
     return found
 

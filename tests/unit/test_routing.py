@@ -202,10 +202,9 @@ def test_options_are_handed_on() -> None:
     ],
 )
 def test_options_that_mean_nothing_are_refused_to_whoever_it_is_for(options: object, told: str) -> None:
-    for refused in (
-        routed(recipient="reader", options=options),
-        routed(type="directive", recipient="reader", options=options),
-    ):
+    types: list[EntryType] = ["message", "directive"]
+    for type in types:
+        refused = routed(type=type, recipient="reader", options=options)
         assert isinstance(refused, Refused)
         assert refused.agent == "reader"
         assert told in refused.why

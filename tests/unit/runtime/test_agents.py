@@ -25,7 +25,8 @@ def word_count(text: str) -> int:
 
 
 def agent(name: str = "reader", **changes: Any) -> Agent:
-    return Agent(name, **{"instructions": "Read.", "model": "scripted", **changes})
+    definition: dict[str, Any] = {"instructions": "Read.", "model": "scripted", **changes}
+    return Agent(name, **definition)
 
 
 def here() -> int:
@@ -105,10 +106,8 @@ def test_a_tool_may_not_take_the_name_of_a_built_in_one() -> None:
 
 def test_may_spawn_takes_names_and_globs() -> None:
     lead = agent(tools=["spawn_agent"], may_spawn=["reader", "web.*"])
-    allowed = [
-        name for name in ("reader", "Reader", "readers", "web.search", "web", "lead") if lead.may_spawn_agent(name)
-    ]
-    assert allowed == ["reader", "web.search"]
+    names = ["reader", "Reader", "readers", "web.search", "web", "lead"]
+    assert [name for name in names if lead.may_spawn_agent(name)] == ["reader", "web.search"]
     assert not agent(tools=["spawn_agent"]).may_spawn_agent("reader")
 
 
@@ -176,7 +175,7 @@ Write = Callable[..., Path]
 @pytest.fixture
 def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Write]:
     """Write an agents module that can be imported in this test."""
-    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
     before = set(sys.modules)
 
     def write(name: str, *lines: str) -> Path:
@@ -205,7 +204,7 @@ def test_agents_are_gathered_from_all_modules(write: Write) -> None:
 
 @pytest.mark.parametrize("modules", ["", " ", ",", " , "])
 def test_no_module_is_an_error_that_names_the_variable(modules: str) -> None:
-    with pytest.raises(ConfigurationError, match="CHAZ_AGENTS=package.module"):
+    with pytest.raises(ConfigurationError, match=r"CHAZ_AGENTS=package\.module"):
         load_agents(modules)
 
 

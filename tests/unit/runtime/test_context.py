@@ -74,10 +74,8 @@ def test_a_conversation_keeps_its_order_and_ends_with_what_is_to_be_answered() -
     ],
 )
 def test_only_the_agents_own_messages_are_its_words(sender: str, author: Author) -> None:
-    assert history(entry("one"), entry("two", sender=sender, author=author)) == [
-        user("ada: one"),
-        user(f"{sender}: two"),
-    ]
+    other = entry("two", sender=sender, author=author)
+    assert history(entry("one"), other) == [user("ada: one"), user(f"{sender}: two")]
 
 
 @pytest.mark.parametrize("sender", ["reader", "writer", "ada"])
