@@ -1,0 +1,59 @@
+"""What a person sees in Flower: the real one, through its API."""
+
+from __future__ import annotations
+
+import base64
+import json
+import sys
+import urllib.request
+from typing import Any
+
+from chaz import Chaz
+from chaz.testing import eventually
+from tests.acceptance.test_bad_input import closed_port
+from tests.fixtures.broker import both_brokers
+from tests.fixtures.model import answer, call, calls, script, spawn
+from tests.fixtures.postgres import ScratchDatabase
+from tests.fixtures.processes import Processes
+
+SECRET = "a-secret-in-a-prompt"
+
+
+@both_brokers
+def test_a_parked_run_is_seen_to_wait(processes: Processes, database: ScratchDatabase) -> None:
+    processes.listener()
+    processes.audit()
+    processes.worker()
+    port = closed_port()
+    flower = processes.start(
+        "flower",
+        [
+            *(sys.executable, "-m", "celery", "-A", "chaz", "flower"),
+            *("--address=127.0.0.1", f"--port={port}", "--basic-auth=me:word"),
+        ],
+    )
+    flower.until_says("Connected to")
+
+    def tasks() -> dict[str, dict[str, Any]]:
+        request = urllib.request.Request(f"http://127.0.0.1:{port}/api/tasks")
+        request.add_header("Authorization", "Basic " + base64.b64encode(b"me:word").decode())
+        with urllib.request.urlopen(request, timeout=10) as response:
+            return json.load(response)
+
+    with Chaz(database.url) as chaz:
+        # Flower sees what happens after it has begun to listen.
+        eventually(lambda: str(chaz.session().direct("solo", "Hi").id) in tasks() or tasks(), within=30)
+        slow = script(calls(call("slow", seconds=3)), answer("done"))
+        result = chaz.session("talk").direct("parent", script(calls(spawn("child", slow)), answer(SECRET)))
+
+        parked = eventually(lambda: tasks().get(str(result.id), {}).get("state") == "RETRY" and tasks()[str(result.id)])
+        assert isinstance(parked, dict)
+        assert parked["name"] == "chaz.agent.parent"
+        assert parked["exception"] == "parked: waits for child"
+        assert parked["args"] == f"parent {chaz.session('talk').id}"
+
+        result.wait(60)
+        eventually(lambda: tasks()[str(result.id)]["state"] == "SUCCESS")
+        children = [task for task in tasks().values() if task["name"] == "chaz.agent.child"]
+        assert [task["parent_id"] for task in children] == [str(result.id)]
+        assert SECRET not in json.dumps(tasks())
