@@ -80,8 +80,12 @@ def safe_text(text: str, limit: int = MAX_CONTENT) -> str:
         text = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
     if len(text) > limit:
         mark = f"… [cut: {len(text)} characters, {limit} kept]"
-        text = text[: limit - len(mark)] + mark
+        text = (text[: max(0, limit - len(mark))] + mark)[:limit]
     return text
+
+
+MAX_TIMEOUT = 10 * 366 * 86_400.0
+"""The most seconds that a run may be given; more would overflow an interval somewhere."""
 
 
 class RunOptions(BaseModel):
@@ -92,6 +96,6 @@ class RunOptions(BaseModel):
     not_before: datetime | None = None
     expires: datetime | None = None
     """Not started by then, the run fails."""
-    timeout: float | None = Field(default=None, gt=0)
+    timeout: float | None = Field(default=None, gt=0, le=MAX_TIMEOUT)
     """Seconds from the start of its time to its deadline."""
-    priority: int = 0
+    priority: int = Field(default=0, ge=-1000, le=1000)

@@ -16,11 +16,9 @@ from psycopg.types.json import Jsonb
 from chaz.database import Transaction
 from chaz.deliveries import AuditEvent, event_body
 from chaz.entries import derived_id, safe_text
-from chaz.outcomes import CallOutcome, ToolCall, Turn, Usage
+from chaz.outcomes import MAX_RESULT, CallOutcome, ToolCall, Turn, Usage
 from chaz.runs import Claim, fence
 
-MAX_RESULT = 200_000
-"""The most characters of a tool's result that are kept and shown to the model."""
 MAX_NAME = 200
 
 

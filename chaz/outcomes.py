@@ -59,6 +59,10 @@ class Turn(BaseModel):
     """The provider's own form of the turn, sent back unchanged so that reasoning blocks survive."""
 
 
+MAX_RESULT = 200_000
+"""The most characters of a tool's result that are kept and shown to the model."""
+
+
 class CallOutcome(BaseModel):
     """What a tool call came to; ``content`` is what the model is told."""
 

@@ -18,10 +18,10 @@ from dataclasses import dataclass, field
 
 from pydantic import ValidationError
 
-from chaz.entries import Author, EntryType, RunOptions
+from chaz.entries import Author, EntryType, RunOptions, safe_text
 
 # A mention stands at a word's edge: not inside an e-mail address or a URL.
-_MENTION = re.compile(r"(?<![\w@./:-])@([\w][\w.-]*)")
+_MENTION = re.compile(r"(?<![\w@./:?&=#%+~-])@(\w[\w.-]*)")
 
 
 @dataclass(frozen=True)
@@ -89,22 +89,27 @@ def route(
         return Wake(agent, attach, RunOptions.model_validate(options or {}))
     except ValidationError as error:
         first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"])
-        return Refused(agent, f"metadata.options.{where}: {first['msg']} (it is {first['input']!r})")
+        where = ".".join(("metadata.options", *map(str, first["loc"])))
+        return Refused(agent, f"{safe_text(where, 200)}: {first['msg']} (it is {safe_text(repr(first['input']), 200)})")
 
 
 def _addressee(recipient: str | None, content: str, roster: Roster) -> tuple[str, bool]:
     """The agent that a message is for, and whether it is to be attached; ("", False) where there is none."""
-    attached = {agent.casefold(): agent for agent in roster.agents}
     if recipient is not None:
-        if recipient.casefold() in attached:
-            return attached[recipient.casefold()], False
+        if found := _attached(recipient, roster):
+            return found, False
         if not roster.agents:
             return recipient, True
     for mention in _MENTION.finditer(content):
-        name = mention.group(1).rstrip(".-").casefold()
-        if name in attached:
-            return attached[name], False
+        if found := _attached(mention.group(1).rstrip(".-"), roster):
+            return found, False
     if roster.lead or roster.agents:
         return roster.lead or roster.agents[0], False
     return roster.default, bool(roster.default)
+
+
+def _attached(name: str, roster: Roster) -> str | None:
+    """The attached agent of this name, in any case where none has exactly this one."""
+    if name in roster.agents:
+        return name
+    return next((agent for agent in roster.agents if agent.casefold() == name.casefold()), None)

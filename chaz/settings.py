@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from urllib.parse import quote, urlsplit, urlunsplit
+from urllib.parse import SplitResult, quote, unquote, urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -83,24 +83,34 @@ class Settings(BaseModel):
             raise ConfigurationError(
                 "no database: set CHAZ_DATABASE_URL to postgresql://user:password@host:port/database"
             )
-        scheme = self.database_url.partition("://")[0]
+        scheme, separator, _ = self.database_url.partition("://")
         if scheme not in {"postgresql", "postgres"}:
+            # Without "://" it may be anything, such as libpq's own "host=… password=…".
+            found = f", not {scheme!r}" if separator else ""
+            raise ConfigurationError(f"CHAZ_DATABASE_URL must start with postgresql://{found}")
+        if _split(self.database_url) is None:
             raise ConfigurationError(
-                f"CHAZ_DATABASE_URL must start with postgresql://, not {scheme.partition(':')[0]!r}"
+                "CHAZ_DATABASE_URL is no URL; in a user's name or password write / as %2F, @ as %40, # as %23, ? as %3F"
             )
-        try:
-            _ = urlsplit(self.database_url).port
-        except ValueError as error:
-            raise ConfigurationError(f"CHAZ_DATABASE_URL is no URL: {error}") from None
         return self.database_url
 
 
 def without_secrets(url: str) -> str:
     """The URL as it may be printed: its password and its query are left out."""
+    parts = _split(url)
+    if parts is None:
+        return "(not a URL)"
+    user = f"{quote(unquote(parts.username))}@" if parts.username else ""
+    host = f"[{parts.hostname}]" if ":" in (parts.hostname or "") else parts.hostname or ""
+    port = f":{parts.port}" if parts.port else ""
+    return f"{parts.scheme}://{user}{host}{port}{parts.path}"
+
+
+def _split(url: str) -> SplitResult | None:
+    """The parts of a URL; None where it is none, or a "/" in a password makes the rest of it the path."""
     try:
         parts = urlsplit(url)
-        port = f":{parts.port}" if parts.port else ""
+        _ = parts.port
     except ValueError:
-        return "(not a URL)"
-    user = f"{quote(parts.username)}@" if parts.username else ""
-    return urlunsplit((parts.scheme, f"{user}{parts.hostname or ''}{port}", parts.path, "", ""))
+        return None
+    return parts if "://" in url and "@" not in parts.path else None

@@ -47,7 +47,7 @@ class Agent:
         self.name = name
         self.instructions = instructions
         self.model = model
-        self.may_spawn = tuple(may_spawn)
+        self.may_spawn = () if isinstance(may_spawn, str) else tuple(may_spawn)
         self.max_steps = max_steps
         self.timeout = timeout
         self.model_timeout = model_timeout
@@ -55,6 +55,8 @@ class Agent:
         self.tools: dict[str, Tool] = {}
         self.built_in: list[str] = []
         self._check()
+        if isinstance(may_spawn, str):
+            raise self._error(f"may_spawn is the text {may_spawn!r}; write a list: [{may_spawn!r}]")
         for item in tools:
             self._add(item)
         if self.may_spawn and "spawn_agent" not in self.built_in:
@@ -78,6 +80,8 @@ class Agent:
             if item not in BUILT_IN:
                 known = ", ".join(sorted(BUILT_IN))
                 raise self._error(f"there is no built-in tool {item!r}; there are: {known}")
+            if item in self.built_in:
+                raise self._error(f"it has two tools named {item!r}; name it once")
             self.built_in.append(item)
             return
         if not isinstance(item, Tool):

@@ -202,6 +202,7 @@ async def _call(context: RunContext, step: int, ordinal: int, call: ToolCall) ->
         if record.answer is not None:
             outcome = record.answer
         elif tool is not None and tool.idempotent:
+            journal.check_lease()
             outcome = await _execute(context, step, ordinal, call)
         else:
             outcome = MAY_HAVE_RUN
@@ -245,6 +246,8 @@ def _checked_spawn(context: RunContext, call: ToolCall) -> SpawnArguments | Call
         first = error.errors(include_url=False)[0]
         where = ".".join(str(part) for part in first["loc"]) or "arguments"
         return CallOutcome(kind="error", content=f"bad arguments for {SPAWN_AGENT}: {where}: {first['msg']}")
+    if not arguments.agent.strip():
+        return CallOutcome(kind="error", content=f"bad arguments for {SPAWN_AGENT}: the agent is empty")
     if not arguments.instruction.strip():
         return CallOutcome(kind="error", content=f"bad arguments for {SPAWN_AGENT}: the instruction is empty")
     if not context.agent.may_spawn_agent(arguments.agent):

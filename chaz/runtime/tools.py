@@ -6,20 +6,24 @@ import asyncio
 import contextvars
 import inspect
 import json
+import re
+import types
 from collections.abc import Callable, Mapping
 from concurrent.futures import Executor
 from dataclasses import dataclass
-from typing import Any, get_type_hints, overload
+from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints, overload
 from uuid import UUID
 
-from pydantic import BaseModel, ConfigDict, ValidationError, create_model
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 from pydantic_core import PydanticSerializationError, to_json
 
+from chaz.entries import safe_text
 from chaz.errors import AgentsError
-from chaz.outcomes import CallOutcome
+from chaz.outcomes import MAX_RESULT, CallOutcome
 from chaz.runtime.models import ToolSchema
 
 DEFAULT_TIMEOUT = 60.0
+_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 
 @dataclass(frozen=True)
@@ -58,6 +62,10 @@ class Tool:
         self.timeout = timeout
         self.idempotent = idempotent
         self.place = place_of(function)
+        if not _NAME.fullmatch(self.name):
+            raise AgentsError(
+                self.place, f"tool {self.name!r}: models take letters, digits, '_' and '-' in a name, 64 at most"
+            )
         if timeout <= 0:
             raise AgentsError(self.place, f"tool {self.name!r} has the timeout {timeout:g} s; use more than 0")
         self.description = inspect.getdoc(function) or ""
@@ -88,7 +96,7 @@ class Tool:
                 for item in error.errors(include_url=False, include_input=False)
             )
             raise ValueError(f"bad arguments for {self.name}: {problems}") from None
-        return {name: getattr(parsed, name) for name in self._arguments.model_fields}
+        return {name.removeprefix("p_"): getattr(parsed, name) for name in self._arguments.model_fields}
 
     async def call(self, arguments: str, context: CallContext, executor: Executor) -> CallOutcome:
         """Call the function; every mistake becomes an error result for the model, and is never raised.
@@ -102,29 +110,50 @@ class Tool:
         if self._context_parameter:
             values[self._context_parameter] = context
         token = current_call.set(context)
+        deadline = asyncio.timeout(self.timeout)
         try:
-            async with asyncio.timeout(self.timeout):
+            async with deadline:
                 if inspect.iscoroutinefunction(self.function):
-                    result = await self.function(**values)
+                    result: object = as_text(await self.function(**values))
                 else:
                     bound = contextvars.copy_context()
                     result = await asyncio.get_running_loop().run_in_executor(
-                        executor, lambda: bound.run(self.function, **values)
+                        executor, lambda: bound.run(_text_or_error, self.function, values)
                     )
-        except TimeoutError:
-            return CallOutcome(
-                kind="error", content=f"{self.name} did not end within {self.timeout:g} s; it may still take effect"
-            )
-        except asyncio.CancelledError:
-            raise
-        # A tool may raise anything, SystemExit included; none of it is the run's end.
+        # A tool may raise anything, SystemExit and its own TimeoutError included; none of it is the run's end, nor,
+        # as KeyboardInterrupt would be, the loop's.
         except BaseException as error:
-            if isinstance(error, KeyboardInterrupt):
+            task = asyncio.current_task()
+            if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
                 raise
-            return CallOutcome(kind="error", content=f"{self.name} raised {type(error).__name__}: {error}")
+            if isinstance(error, TimeoutError) and deadline.expired():
+                return CallOutcome(
+                    kind="error", content=f"{self.name} did not end within {self.timeout:g} s; it may still take effect"
+                )
+            result = error
         finally:
             current_call.reset(token)
-        return CallOutcome(kind="ok", content=as_text(result))
+        if isinstance(result, BaseException):
+            return CallOutcome(kind="error", content=safe_text(f"{self.name} raised {_described(result)}", MAX_RESULT))
+        return CallOutcome(kind="ok", content=safe_text(str(result), MAX_RESULT))
+
+
+def _text_or_error(function: Callable[..., Any], values: dict[str, Any]) -> str | BaseException:
+    """On an executor's thread: the result as text, or what was raised.
+
+    Given back and not raised, because a future takes no StopIteration, and takes a CancelledError for its own.
+    """
+    try:
+        return as_text(function(**values))
+    except BaseException as error:
+        return error
+
+
+def _described(error: BaseException) -> str:
+    try:
+        return f"{type(error).__name__}: {error}"
+    except Exception:
+        return type(error).__name__
 
 
 def as_text(result: Any) -> str:
@@ -150,7 +179,7 @@ def _arguments_model(function: Callable[..., Any], name: str, place: str) -> tup
     """The parameter that takes the call's context, if any, and a model of the others."""
     try:
         hints = get_type_hints(function, include_extras=True)
-    except NameError as error:
+    except Exception as error:
         raise AgentsError(place, f"tool {name!r} has a type hint that names nothing: {error}") from error
     context_parameter: str | None = None
     fields: dict[str, Any] = {}
@@ -163,11 +192,12 @@ def _arguments_model(function: Callable[..., Any], name: str, place: str) -> tup
                 f"tool {name!r} has no type hint for {parameter.name!r}; write one, its schema is made of them",
             )
         hint = hints[parameter.name]
-        if hint is CallContext:
+        if hint is CallContext or (get_origin(hint) in {Union, types.UnionType} and CallContext in get_args(hint)):
             context_parameter = parameter.name
             continue
         default = ... if parameter.default is parameter.empty else parameter.default
-        fields[parameter.name] = (hint, default)
+        # By alias, so that a parameter may have the name of a method of pydantic's models.
+        fields[f"p_{parameter.name}"] = (Annotated[hint, Field(alias=parameter.name)], default)
     try:
         model = create_model(
             f"{name}_arguments", __config__=ConfigDict(extra="forbid", arbitrary_types_allowed=False), **fields

@@ -539,6 +539,12 @@ def test_children_of_one_name_are_counted(make: Make) -> None:
     assert run(make(LEAD, Playing(turn), Recorder())) == Parked("2 x reader, web.search")
 
 
+def test_a_wait_that_cannot_be_read_is_named_by_its_tool(make: Make) -> None:
+    turn = asks(("spawn_agent", "{"))
+    journal = Recorder([Written("step", 0, turn=turn), Written("spawned", 0, 0, call=turn.calls[0])])
+    assert run(make(LEAD, Playing(DONE), journal)) == Parked("spawn_agent")
+
+
 def test_the_other_calls_of_the_turn_run_before_it_parks(make: Make) -> None:
     journal = Recorder()
     turn = asks(("double", {"n": 1}), ("spawn_agent", SPAWN), ("double", {"n": 2}))
