@@ -38,7 +38,10 @@ class ChazError(Exception):
     exit_code: ClassVar[int] = 1
 
     def __str__(self) -> str:
-        return self.message.format(*self.args)
+        try:
+            return self.message.format(*self.args)
+        except IndexError:
+            return " ".join((type(self).__name__, *map(str, self.args)))
 
 
 class ConfigurationError(ChazError):

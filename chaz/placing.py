@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -16,6 +17,8 @@ from psycopg.types.json import Jsonb
 from chaz.database import Row, Transaction
 from chaz.routing import Noted, Refused, Roster, Wake, route
 from chaz.runs import DEFAULT_TIMEOUT, Publication, publication
+
+logger = logging.getLogger("chaz.listener")
 
 
 @dataclass
@@ -181,17 +184,23 @@ class _Work:
         if row["tenant"] != session.row["tenant"]:
             self._append(session, row, "error", f"the entry's tenant is {row['tenant']!r}, not the session's")
             return
-        wake = route(
-            type=row["type"],
-            author=row["author"],
-            recipient=row["recipient"],
-            content=row["content"],
-            options=row["options"],
-            roster=Roster(tuple(session.roster), session.lead, self._default_agent),
-        )
+        try:
+            wake = route(
+                type=row["type"],
+                author=row["author"],
+                recipient=row["recipient"],
+                content=row["content"],
+                options=row["options"],
+                roster=Roster(tuple(session.roster), session.lead, self._default_agent),
+            )
+        except Exception as error:
+            logger.exception("listener: entry %s cannot be routed", row["id"])
+            wake = Refused(row["recipient"] or "", f"it cannot be routed: {type(error).__name__}")
         match wake:
             case Wake():
                 self._wake(session, row, wake)
+                if wake.note:
+                    self._append(session, row, "note", wake.note)
             case Refused():
                 self._append(session, row, "error", wake.why, run_id=row["id"], reason="invalid")
                 self._runs.append(

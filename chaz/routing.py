@@ -41,6 +41,8 @@ class Wake:
     agent: str
     attach: bool = False
     options: RunOptions = field(default_factory=RunOptions)
+    note: str = ""
+    """What the log is to say about it, if anything."""
 
 
 @dataclass(frozen=True)
@@ -68,12 +70,15 @@ def route(
     roster: Roster,
 ) -> Wake | Refused | Noted | None:
     """What to do about an entry just placed; None: nothing."""
+    note = ""
     match type:
         case "directive":
             agent = recipient or ""
             attach = agent not in roster.agents
         case "message" if author in {"human", "program"}:
             agent, attach = _addressee(recipient, content, roster)
+            if recipient is not None and agent.casefold() != recipient.casefold():
+                note = f"{recipient!r} is not attached to this session; {agent!r} answers instead"
             if not agent:
                 return Noted(
                     "nobody to answer: the session has no agent and CHAZ_DEFAULT_AGENT is not set; "
@@ -86,7 +91,7 @@ def route(
         case _:
             return None
     try:
-        return Wake(agent, attach, RunOptions.model_validate(options or {}))
+        return Wake(agent, attach, RunOptions.model_validate(options or {}), note)
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(("metadata.options", *map(str, first["loc"])))

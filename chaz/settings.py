@@ -6,6 +6,7 @@ Celery's own settings (pool, prefetch, limits) are in ``celeryconfig.py``.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from urllib.parse import SplitResult, quote, unquote, urlsplit
 
@@ -13,11 +14,14 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from chaz.errors import ConfigurationError
 
+# libpq takes several, separated by commas.
+_HOST = re.compile(r"(\[[0-9A-Fa-f:.%\w]+\]|[^\[\]:]*)(:\d{0,5})?")
+
 
 class Settings(BaseModel):
     """What a deployment says about itself. Times are seconds."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True, allow_inf_nan=False)
 
     database_url: str = Field(default="", repr=False)
     """``postgresql://user:password@host:port/database``; libpq's parameters may follow a ``?``."""
@@ -101,16 +105,15 @@ def without_secrets(url: str) -> str:
     if parts is None:
         return "(not a URL)"
     user = f"{quote(unquote(parts.username))}@" if parts.username else ""
-    host = f"[{parts.hostname}]" if ":" in (parts.hostname or "") else parts.hostname or ""
-    port = f":{parts.port}" if parts.port else ""
-    return f"{parts.scheme}://{user}{host}{port}{parts.path}"
+    return f"{parts.scheme}://{user}{parts.netloc.rpartition('@')[2]}{parts.path}"
 
 
 def _split(url: str) -> SplitResult | None:
     """The parts of a URL; None where it is none, or a "/" in a password makes the rest of it the path."""
     try:
         parts = urlsplit(url)
-        _ = parts.port
     except ValueError:
         return None
-    return parts if "://" in url and "@" not in parts.path else None
+    hosts = parts.netloc.rpartition("@")[2].split(",")
+    whole = "://" in url and "@" not in parts.path and all(_HOST.fullmatch(host) for host in hosts)
+    return parts if whole else None

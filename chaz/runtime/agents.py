@@ -170,7 +170,7 @@ def _import(name: str) -> ModuleType:
         raise AgentsError(_place(error, name), f"importing {name!r} failed: {error}") from error
     except SyntaxError as error:
         raise AgentsError(f"{error.filename}:{error.lineno}", f"importing {name!r} failed: {error.msg}") from error
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise AgentsError(_place(error, name), f"importing {name!r} failed: {type(error).__name__}: {error}") from error
 
 

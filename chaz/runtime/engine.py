@@ -29,6 +29,7 @@ from chaz.runtime.models import (
 from chaz.runtime.tools import SPAWN_AGENT, CallContext, SpawnArguments
 
 MODEL_TRIES = 5
+FIRST_SLEEP = 0.5
 LONGEST_SLEEP = 10.0
 """Seconds that a run may wait for a model in its slot; for longer it is given back."""
 MAX_DEPTH = 16
@@ -143,12 +144,16 @@ async def run(context: RunContext) -> CameTo:
                 if error.retry_after is None or error.retry_after <= LONGEST_SLEEP:
                     return Failed("model", str(error))
                 return GivenBack(error.retry_after, str(error))
+            if isinstance(turn, GivenBack):
+                return turn
             usage += turn.usage
             await context.journal.store_step(step, turn, usage)
         else:
             usage += turn.usage
         if not turn.calls:
             return Answered(turn.text)
+        if step == context.max_steps - 1:
+            break
         outcomes = await _calls(context, step, turn)
         waiting = [call for call, outcome in zip(turn.calls, outcomes, strict=True) if outcome is None]
         if waiting:
@@ -163,7 +168,16 @@ async def run(context: RunContext) -> CameTo:
     return Failed("steps", f"no answer after {context.max_steps} steps, though the last one had no tools")
 
 
-async def _ask(context: RunContext, history: Sequence[HistoryMessage], *, last: bool) -> Turn:
+async def stops_within(stopping: asyncio.Event, seconds: float) -> bool:
+    """Wait so long, or until the worker wants to stop; whether it does."""
+    try:
+        async with asyncio.timeout(seconds):
+            return await stopping.wait()
+    except TimeoutError:
+        return False
+
+
+async def _ask(context: RunContext, history: Sequence[HistoryMessage], *, last: bool) -> Turn | GivenBack:
     """The model's next turn; what may pass is tried again, unless the wait is too long for a slot."""
     # On the last step an answer is asked for without tools, so that a run ends in text.
     system = context.agent.instructions + (f"\n\n{LAST_STEP}" if last else "")
@@ -173,10 +187,11 @@ async def _ask(context: RunContext, history: Sequence[HistoryMessage], *, last: 
         try:
             return await context.model.complete(system, history, tools, timeout=context.agent.model_timeout)
         except ModelUnavailable as error:
-            wait = error.retry_after if error.retry_after is not None else 0.5 * 2 ** (attempt - 1)
+            wait = error.retry_after if error.retry_after is not None else FIRST_SLEEP * 2 ** (attempt - 1)
             if attempt == MODEL_TRIES or wait > LONGEST_SLEEP:
                 raise
-            await asyncio.sleep(wait)
+            if await stops_within(context.stopping, wait):
+                return GivenBack(wait, f"its worker is stopping; {error}")
     raise AssertionError("unreachable")
 
 

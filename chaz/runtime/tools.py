@@ -58,7 +58,7 @@ class Tool:
         idempotent: bool = False,
     ) -> None:
         self.function = function
-        self.name = name or function.__name__
+        self.name = name or getattr(function, "__name__", "")
         self.timeout = timeout
         self.idempotent = idempotent
         self.place = place_of(function)
@@ -120,6 +120,8 @@ class Tool:
                     result = await asyncio.get_running_loop().run_in_executor(
                         executor, lambda: bound.run(_text_or_error, self.function, values)
                     )
+                    if inspect.isawaitable(result):
+                        result = as_text(await result)
         # A tool may raise anything, SystemExit and its own TimeoutError included; none of it is the run's end, nor,
         # as KeyboardInterrupt would be, the loop's.
         except BaseException as error:
@@ -138,13 +140,14 @@ class Tool:
         return CallOutcome(kind="ok", content=safe_text(str(result), MAX_RESULT))
 
 
-def _text_or_error(function: Callable[..., Any], values: dict[str, Any]) -> str | BaseException:
-    """On an executor's thread: the result as text, or what was raised.
+def _text_or_error(function: Callable[..., Any], values: dict[str, Any]) -> object:
+    """On an executor's thread: the result as text, or what was raised, or what is to be awaited on the loop.
 
     Given back and not raised, because a future takes no StopIteration, and takes a CancelledError for its own.
     """
     try:
-        return as_text(function(**values))
+        result = function(**values)
+        return result if inspect.isawaitable(result) else as_text(result)
     except BaseException as error:
         return error
 

@@ -407,8 +407,8 @@ begin
         raise exception 'metadata is a JSON object, not %', coalesce(jsonb_typeof(metadata), 'null') using errcode = 'CZ001';
     elsif metadata ?| array['session', 'options'] then
         raise exception 'the keys "session" and "options" of metadata are chaz''s own' using errcode = 'CZ001';
-    elsif timeout <= interval '0' then
-        raise exception 'a timeout is longer than 0 s, not %', timeout using errcode = 'CZ001';
+    elsif timeout <= interval '0' or timeout > interval '10 years' then
+        raise exception 'a timeout is more than 0 s and at most ten years, not %', timeout using errcode = 'CZ001';
     elsif priority not between -1000 and 1000 then
         raise exception 'a priority is between -1000 and 1000, not %', priority using errcode = 'CZ001';
     elsif id is not null and idempotency_key is not null then

@@ -99,7 +99,12 @@ async def test_what_a_run_tells_becomes_entries_at_its_ack(
         1,
         '{"text": "a b c"}',
     )
-    assert (result["type"], result["position"], result["seq"], result["content"]) == ("tool_result", ack.position, 2, "0")
+    assert (result["type"], result["position"], result["seq"], result["content"]) == (
+        "tool_result",
+        ack.position,
+        2,
+        "0",
+    )
     assert (call["sender"], call["author"], call["run_id"]) == ("solo", "agent", events[0].run)
     assert result["metadata"] == {
         "tool": "word_count",
@@ -214,7 +219,9 @@ async def test_two_consumers_share(
     assert in_queue(broker, dead=True) == []
 
 
-async def test_telling_never_waits_for_a_broker(stations: Stations, broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_telling_never_waits_for_a_broker(
+    stations: Stations, broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("chaz.audit.publisher.BUFFER", 10)
     events = await told(stations, calls=10)
     # A broker that takes connections and says nothing, and one that is not there.
@@ -223,7 +230,9 @@ async def test_telling_never_waits_for_a_broker(stations: Stations, broker: Brok
         other.close()
         for port in ports:
             scheme = broker.url.partition("://")[0]
-            publisher = AuditPublisher(broker.settings().model_copy(update={"broker_url": f"{scheme}://127.0.0.1:{port}"}))
+            publisher = AuditPublisher(
+                broker.settings().model_copy(update={"broker_url": f"{scheme}://127.0.0.1:{port}"})
+            )
             started = time.monotonic()
             for _ in range(5):
                 publisher.tell(events)

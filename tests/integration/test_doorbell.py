@@ -100,9 +100,7 @@ def test_an_older_snapshot_is_not_believed(database: ScratchDatabase, ear: Ear, 
     assert ear.rings() == 1
 
 
-def test_it_is_decided_at_the_commit_and_not_before(
-    database: ScratchDatabase, ear: Ear, producer: Connection
-) -> None:
+def test_it_is_decided_at_the_commit_and_not_before(database: ScratchDatabase, ear: Ear, producer: Connection) -> None:
     awake(database, "1 second")
     producer.execute(SEND)
     awake(database, "-1 microsecond")

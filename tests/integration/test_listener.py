@@ -398,7 +398,9 @@ async def test_work_that_turns_up_during_the_proof_does_not_cut_it_short(
     await listener.until_published(slow.run, within=3)
 
 
-async def test_a_stopped_listener_takes_its_word_back(listeners: Listeners, stations: Stations, database: ScratchDatabase) -> None:
+async def test_a_stopped_listener_takes_its_word_back(
+    listeners: Listeners, stations: Stations, database: ScratchDatabase
+) -> None:
     listener = await listeners.start()
     async with awake(listener, stations, database):
         listener.stop()

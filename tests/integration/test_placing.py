@@ -128,9 +128,7 @@ async def notes(stations: Stations) -> int:
     return row["count"]
 
 
-async def test_a_transaction_held_open_does_not_stop_its_session(
-    stations: Stations, database: ScratchDatabase
-) -> None:
+async def test_a_transaction_held_open_does_not_stop_its_session(stations: Stations, database: ScratchDatabase) -> None:
     with database.connect() as web:
         web.execute(SEND, ["s", "held open"])
         claim = await stations.claimed("s", "at once")
@@ -147,9 +145,7 @@ async def count(stations: Stations) -> int:
 
 
 @pytest.mark.parametrize("isolation", ["REPEATABLE_READ", "SERIALIZABLE"])
-async def test_strict_isolation_fails_nobody(
-    stations: Stations, database: ScratchDatabase, isolation: str
-) -> None:
+async def test_strict_isolation_fails_nobody(stations: Stations, database: ScratchDatabase, isolation: str) -> None:
     def produce(number: int) -> None:
         with database.connect(isolation=isolation) as mine:
             mine.execute("select 1")
@@ -171,16 +167,15 @@ async def test_strict_isolation_fails_nobody(
 
 async def test_copy_and_bulk_inserts_are_placed(stations: Stations, database: ScratchDatabase) -> None:
     with database.connect() as mine:
-        with mine.cursor().copy(
-            "copy chaz.entries (session_id, type, sender, recipient, content) from stdin"
-        ) as rows:
+        with mine.cursor().copy("copy chaz.entries (session_id, type, sender, recipient, content) from stdin") as rows:
             for number in range(100):
                 rows.write_row((str(session_id("copied")), "message", "etl", "solo", str(number)))
         mine.commit()
         mine.execute(
             """
             insert into chaz.entries (session_id, type, sender, recipient, content)
-            select chaz.session_id('bulk'), 'message', 'etl', 'solo', i::text from generate_series(0, 15999) i order by i + 0
+            select chaz.session_id('bulk'), 'message', 'etl', 'solo', i::text
+            from generate_series(0, 15999) i order by i + 0
             """
         )
     rounds = 0

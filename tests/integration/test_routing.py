@@ -53,9 +53,7 @@ async def test_a_directive_attaches_its_recipient_and_the_first_is_the_lead(stat
         ("hello", "solo", "solo"),
     ],
 )
-async def test_whom_a_message_is_for(
-    stations: Stations, text: str, recipient: str | None, agent: str
-) -> None:
+async def test_whom_a_message_is_for(stations: Stations, text: str, recipient: str | None, agent: str) -> None:
     for name in ("child", "solo"):
         await stations.send("s", "go", recipient=name)
     run = await stations.say("s", text, recipient=recipient)

@@ -98,9 +98,7 @@ async def test_a_claim_that_waited_for_its_session_sees_what_came_meanwhile(
 # Coalescing
 
 
-async def test_the_first_claim_takes_the_messages_that_wait_for_the_same_agent(
-    stations: Stations, chaz: Chaz
-) -> None:
+async def test_the_first_claim_takes_the_messages_that_wait_for_the_same_agent(stations: Stations, chaz: Chaz) -> None:
     first = await stations.say("s", "one", recipient="solo")
     same = [await stations.say("s", text, recipient="solo") for text in ("two", "three")]
     directive = await stations.send("s", "an order")

@@ -26,35 +26,35 @@ def options(database: ScratchDatabase) -> dict[str, Any]:
     return database.value("select metadata->'options' from chaz.entries")
 
 
-@pytest.mark.parametrize(
-    ("what", "why"),
-    [
-        (lambda s: s.send("tool_call", "hi"), "cannot send an entry of type 'tool_call'"),
-        (lambda s: s.send("shout", "hi"), "cannot send an entry of type 'shout'"),
-        (lambda s: s.send("ack", "hi"), "it may send: approval_decision, compaction_request, directive, message"),
-        (lambda s: s.say(""), "a message needs a text"),
-        (lambda s: s.say(" \r\n\t"), "a message needs a text"),
-        (lambda s: s.direct("solo", ""), "a directive needs a text"),
-        (lambda s: s.say("x" * (MAX_CONTENT + 1)), "holds 1048576 characters at most, and this one has 1048577"),
-        (lambda s: s.send("directive", "hi"), "a directive needs a recipient"),
-        (lambda s: s.direct("", "hi"), "a recipient has 1 to 200 characters, not 0"),
-        (lambda s: s.direct("a" * 201, "hi"), "a recipient has 1 to 200 characters, not 201"),
-        (lambda s: s.direct("so\0lo", "hi"), "NUL"),
-        (lambda s: s.say("hi", author="agent"), "a producer is a human or a program, not 'agent'"),
-        (lambda s: s.say("hi", author="god"), "a producer is a human or a program, not 'god'"),
-        (lambda s: s.say("hi", metadata={"options": {}}), "are chaz's own"),
-        (lambda s: s.say("hi", metadata={"session": "other"}), "are chaz's own"),
-        (lambda s: s.say("hi", metadata={"a": "\0"}), "Unicode"),
-        (lambda s: s.say("hi", timeout=0), "a timeout is longer than 0 s"),
-        (lambda s: s.say("hi", timeout=-1), "a timeout is longer than 0 s"),
-        (lambda s: s.say("hi", priority=1001), "a priority is between -1000 and 1000"),
-        (lambda s: s.say("hi", countdown=1, eta=datetime.now(UTC)), "a countdown or an eta, not both"),
-        (lambda s: s.say("hi", eta=datetime(2030, 1, 1)), "eta has no time zone"),
-        (lambda s: s.say("hi", expires=datetime(2030, 1, 1)), "expires has no time zone"),
-        (lambda s: s.say("hi", id=uuid4(), idempotency_key="k"), "an id or an idempotency key, not both"),
-        (lambda s: s.say("hi", colour="red"), "unknown option 'colour'"),
-    ],
-)
+BAD_INPUT: list[tuple[Callable[[Any], object], str]] = [
+    (lambda s: s.send("tool_call", "hi"), "cannot send an entry of type 'tool_call'"),
+    (lambda s: s.send("shout", "hi"), "cannot send an entry of type 'shout'"),
+    (lambda s: s.send("ack", "hi"), "it may send: approval_decision, compaction_request, directive, message"),
+    (lambda s: s.say(""), "a message needs a text"),
+    (lambda s: s.say(" \r\n\t"), "a message needs a text"),
+    (lambda s: s.direct("solo", ""), "a directive needs a text"),
+    (lambda s: s.say("x" * (MAX_CONTENT + 1)), "holds 1048576 characters at most, and this one has 1048577"),
+    (lambda s: s.send("directive", "hi"), "a directive needs a recipient"),
+    (lambda s: s.direct("", "hi"), "a recipient has 1 to 200 characters, not 0"),
+    (lambda s: s.direct("a" * 201, "hi"), "a recipient has 1 to 200 characters, not 201"),
+    (lambda s: s.direct("so\0lo", "hi"), "NUL"),
+    (lambda s: s.say("hi", author="agent"), "a producer is a human or a program, not 'agent'"),
+    (lambda s: s.say("hi", author="god"), "a producer is a human or a program, not 'god'"),
+    (lambda s: s.say("hi", metadata={"options": {}}), "are chaz's own"),
+    (lambda s: s.say("hi", metadata={"session": "other"}), "are chaz's own"),
+    (lambda s: s.say("hi", metadata={"a": "\0"}), "Unicode"),
+    (lambda s: s.say("hi", timeout=0), "a timeout is longer than 0 s"),
+    (lambda s: s.say("hi", timeout=-1), "a timeout is longer than 0 s"),
+    (lambda s: s.say("hi", priority=1001), "a priority is between -1000 and 1000"),
+    (lambda s: s.say("hi", countdown=1, eta=datetime.now(UTC)), "a countdown or an eta, not both"),
+    (lambda s: s.say("hi", eta=datetime(2030, 1, 1)), "eta has no time zone"),
+    (lambda s: s.say("hi", expires=datetime(2030, 1, 1)), "expires has no time zone"),
+    (lambda s: s.say("hi", id=uuid4(), idempotency_key="k"), "an id or an idempotency key, not both"),
+    (lambda s: s.say("hi", colour="red"), "unknown option 'colour'"),
+]
+
+
+@pytest.mark.parametrize(("what", "why"), BAD_INPUT)
 def test_bad_input_is_refused_and_nothing_is_stored(
     chaz: Chaz, database: ScratchDatabase, what: Callable[[Any], object], why: str
 ) -> None:
@@ -169,7 +169,10 @@ def test_an_id_used_in_another_session_is_a_conflict(chaz: Chaz) -> None:
 @both_servers
 def test_of_twenty_at_once_with_one_key_there_is_one_entry(database: ScratchDatabase) -> None:
     with Chaz(database.url) as chaz, ThreadPoolExecutor(20) as pool:
-        submit = lambda _: chaz.session("s").direct("solo", "go", idempotency_key="k", sender="ada").id  # noqa: E731
+
+        def submit(_: int) -> UUID:
+            return chaz.session("s").direct("solo", "go", idempotency_key="k", sender="ada").id
+
         ids = set(pool.map(submit, range(20)))
     assert len(ids) == 1
     assert len(sent(database)) == 1

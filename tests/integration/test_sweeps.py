@@ -138,9 +138,7 @@ async def test_what_is_not_started_in_time_expires(stations: Stations, database:
     await stations.claim(first)
 
 
-async def test_an_agent_that_nobody_registers_in_time_is_unknown(
-    stations: Stations, database: ScratchDatabase
-) -> None:
+async def test_an_agent_that_nobody_registers_in_time_is_unknown(stations: Stations, database: ScratchDatabase) -> None:
     run = await stations.send("s", recipient="ghost")
     await stations.place()
     assert await close_late(stations) == []
@@ -152,9 +150,7 @@ async def test_an_agent_that_nobody_registers_in_time_is_unknown(
     assert await stations.fetch("select 1 from chaz.attachments") == []
 
 
-async def test_an_agent_that_registers_within_the_grace_serves(
-    stations: Stations, database: ScratchDatabase
-) -> None:
+async def test_an_agent_that_registers_within_the_grace_serves(stations: Stations, database: ScratchDatabase) -> None:
     run = await stations.send("s", recipient="ghost")
     await stations.place()
     past(database, "queued_at", run, seconds=60)

@@ -72,9 +72,7 @@ def test_of_four_upgrades_at_once_one_applies_and_the_others_wait(empty_database
 
 
 @both_servers
-def test_the_printed_sql_makes_what_upgrade_makes(
-    empty_database: ScratchDatabase, database: ScratchDatabase
-) -> None:
+def test_the_printed_sql_makes_what_upgrade_makes(empty_database: ScratchDatabase, database: ScratchDatabase) -> None:
     with psycopg.connect(empty_database.url) as connection:
         connection.execute(cast("LiteralString", schema.sql_text()))
 
@@ -88,9 +86,10 @@ def test_the_printed_sql_makes_what_upgrade_makes(
 def test_a_failed_upgrade_leaves_nothing(empty_database: ScratchDatabase, monkeypatch: pytest.MonkeyPatch) -> None:
     files = schema.sql_files()
     broken = [(files[0][0], files[0][1] + "\ncreate table chaz.half_done (); select 1 / 0;"), *files[1:]]
-    with monkeypatch.context() as patched, pytest.raises(Exception, match="division by zero"):
+    with monkeypatch.context() as patched:
         patched.setattr(schema, "sql_files", lambda: broken)
-        schema.upgrade(empty_database.url)
+        with pytest.raises(Exception, match="division by zero"):
+            schema.upgrade(empty_database.url)
 
     assert empty_database.value("select to_regclass('chaz.entries')") is None
     assert schema.upgrade(empty_database.url).found is None

@@ -15,6 +15,7 @@ from chaz.completion import end_run
 from chaz.database import Database, Transaction
 from chaz.entries import session_id
 from chaz.outcomes import RunOutcome
+from chaz.placing import place
 from tests.fixtures.postgres import ScratchDatabase, both_servers
 from tests.fixtures.stations import Stations
 
@@ -91,8 +92,8 @@ async def history(stations: Stations) -> None:
     stations.scratch.query(
         """
         with s as (
-            insert into chaz.sessions (id, name) select chaz.session_id('s' || n), 's' || n from generate_series(1, 100) n
-            returning id),
+            insert into chaz.sessions (id, name)
+            select chaz.session_id('s' || n), 's' || n from generate_series(1, 100) n returning id),
         h as (
             insert into chaz.heads (session_id, next_position) select id, 61 from s),
         e as (
@@ -144,8 +145,6 @@ async def test_looking_for_work(explaining: ExplainingDatabase) -> None:
 
 
 async def test_placing(explaining: ExplainingDatabase) -> None:
-    from chaz.placing import place
-
     plans = await explaining.plans_of(
         lambda database: database.transact(lambda tx: place(tx, default_agent="", first_wait=5))
     )
@@ -153,9 +152,7 @@ async def test_placing(explaining: ExplainingDatabase) -> None:
 
 
 async def test_publishing(explaining: ExplainingDatabase) -> None:
-    plans = await explaining.plans_of(
-        lambda database: database.transact(lambda tx: runs.publishable(tx, first_wait=5))
-    )
+    plans = await explaining.plans_of(lambda database: database.transact(lambda tx: runs.publishable(tx, first_wait=5)))
     assert "runs_to_publish" in plans
 
 
@@ -166,9 +163,7 @@ async def test_claiming_reading_and_ending(explaining: ExplainingDatabase, stati
         claim = await database.transact(lambda tx: runs.claim(tx, run, agent="solo", worker_id=uuid4()))
         assert isinstance(claim, runs.Claim)
         await database.transact(
-            lambda tx: sessionlog.context_entries(
-                tx, session_id=claim.session_id, run_id=run, read_to=claim.read_to
-            )
+            lambda tx: sessionlog.context_entries(tx, session_id=claim.session_id, run_id=run, read_to=claim.read_to)
         )
         await database.transact(lambda tx: end_run(tx, claim, RunOutcome(state="succeeded", text="done")))
 

@@ -90,13 +90,17 @@ def test_what_is_no_mention_is_for_the_lead(content: str) -> None:
         ("reader", "hello", "reader"),
         ("Reader", "hello", "reader"),
         ("reader", "@data-bot", "reader"),
-        # Not attached: the next rules say who answers.
-        ("ada", "hello", "writer"),
-        ("ada", "@data-bot", "data-bot"),
     ],
 )
 def test_a_recipient_goes_before_a_mention(recipient: str, content: str, agent: str) -> None:
     assert routed(content, recipient=recipient) == Wake(agent)
+
+
+@pytest.mark.parametrize(("content", "agent"), [("hello", "writer"), ("@data-bot", "data-bot")])
+def test_a_recipient_that_is_not_attached_is_redirected_and_the_log_says_so(content: str, agent: str) -> None:
+    assert routed(content, recipient="ada") == Wake(
+        agent, note=f"'ada' is not attached to this session; '{agent}' answers instead"
+    )
 
 
 def test_names_that_differ_in_case_only_are_told_apart() -> None:

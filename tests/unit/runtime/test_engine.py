@@ -30,6 +30,7 @@ from chaz.runtime.models import (
     resolve_model,
 )
 from chaz.runtime.tools import CallContext, Tool, tool
+from chaz.testing import eventually_async
 
 RUN, SESSION = UUID(int=1), UUID(int=2)
 MAX_RESULT = 200_000
@@ -641,10 +642,11 @@ def waits(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """The seconds that the engine would have slept."""
     waits: list[float] = []
 
-    async def sleep(seconds: float) -> None:
+    async def stops_within(stopping: asyncio.Event, seconds: float) -> bool:
         waits.append(seconds)
+        return stopping.is_set()
 
-    monkeypatch.setattr(asyncio, "sleep", sleep)
+    monkeypatch.setattr(engine, "stops_within", stops_within)
     return waits
 
 
@@ -672,6 +674,35 @@ def test_what_does_not_pass_fails_the_run(make: Make, waits: list[float], retry_
     assert run(make(agent(), model, Recorder())) == Failed("model", "model m is not available: busy")
     assert len(model.asked) == engine.MODEL_TRIES
     assert len(waits) == engine.MODEL_TRIES - 1
+
+
+def test_a_worker_that_stops_does_not_wait_for_a_model(make: Make) -> None:
+    journal, model = Recorder(), Playing(unavailable(9.0), DONE)
+    context = make(agent(), model, journal)
+
+    async def stop_in_the_wait() -> engine.CameTo:
+        running = asyncio.create_task(engine.run(context))
+        await eventually_async(lambda: _true_if(len(model.asked) == 1))
+        context.stopping.set()
+        return await asyncio.wait_for(running, 5)
+
+    came_to = asyncio.run(stop_in_the_wait())
+    assert isinstance(came_to, GivenBack)
+    assert came_to.wait == 9.0
+    assert came_to.reason.startswith("its worker is stopping")
+
+
+async def _true_if(what: bool) -> bool:
+    return what
+
+
+def test_what_is_asked_of_tools_in_the_last_step_is_not_done(make: Make) -> None:
+    journal = Recorder()
+    model = Playing(asks(("double", {"n": 1})), asks(("double", {"n": 2})))
+    failed = run(make(agent(double), model, journal, max_steps=2))
+    assert isinstance(failed, Failed)
+    assert [event for event in journal.events if "1." in event] == []
+    assert journal.events[-1] == "step 1"
 
 
 def test_a_long_wait_gives_the_run_back(make: Make, waits: list[float]) -> None:
