@@ -88,11 +88,13 @@ def chaz_errors(address: str = "the given connection") -> Generator[None]:
 class Database:
     """A process's pool of connections to chaz's database. Open it on the loop that uses it."""
 
-    def __init__(self, url: str, *, size: int = 10, name: str = "chaz") -> None:
+    def __init__(self, url: str, *, size: int = 10, name: str = "chaz", rings: bool = True) -> None:
+        """``rings=False``: what is committed here rings no doorbell; for a listener, which looks by itself."""
         self.address = without_secrets(url)
         self._url = url
         self._name = name
         self._size = size
+        self._rings = rings
         self._pool: AsyncConnectionPool[Transaction] | None = None
         self._opening = asyncio.Lock()
         self._used: WeakKeyDictionary[Transaction, float] = WeakKeyDictionary()
@@ -113,7 +115,7 @@ class Database:
                 self._url,
                 connection_class=cast("type[Transaction]", AsyncConnection),
                 kwargs={"row_factory": dict_row, **connection_options(self._name)},
-                configure=_configure,
+                configure=self._configure,
                 check=self._check,
                 min_size=1,
                 max_size=self._size,
@@ -129,6 +131,13 @@ class Database:
         pool, self._pool = self._pool, None
         if pool is not None:
             await pool.close()
+
+    async def _configure(self, connection: Transaction) -> None:
+        await connection.set_isolation_level(IsolationLevel.READ_COMMITTED)
+        await connection.execute(f"set lock_timeout = '{LOCK_TIMEOUT}'")
+        if not self._rings:
+            await connection.execute("set chaz.bell = 'off'")
+        await connection.commit()
 
     async def _check(self, connection: Transaction) -> None:
         """Ask a connection that was idle for a while whether it still lives: after a restart it does not."""
@@ -197,12 +206,6 @@ def connect_blocking(url: str, name: str, *, connect_timeout: int = CONNECT_TIME
     """An autocommit connection for a thread of its own. Raises psycopg's errors."""
     options: dict[str, Any] = {**connection_options(name), "connect_timeout": connect_timeout}
     return psycopg.Connection[DictRow].connect(url, autocommit=True, row_factory=dict_row, **options)
-
-
-async def _configure(connection: Transaction) -> None:
-    await connection.set_isolation_level(IsolationLevel.READ_COMMITTED)
-    await connection.execute(f"set lock_timeout = '{LOCK_TIMEOUT}'")
-    await connection.commit()
 
 
 class Subscription:

@@ -59,8 +59,6 @@ async def place(
     same entry twice, its snapshot being older than the lock.
     """
     async with tx.pipeline():
-        # Whoever places is awake and publishes what it queues: it need not ring for itself.
-        await tx.execute("select set_config('chaz.bell', 'off', true)")
         await _open_sessions(tx, only)
         heads = await _lock_heads(tx, only, sessions)
     locked = {

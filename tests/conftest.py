@@ -9,6 +9,7 @@ pytest_plugins = [
     "tests.fixtures.postgres",
     "tests.fixtures.stations",
     "tests.fixtures.broker",
+    "tests.fixtures.listeners",
     "tests.fixtures.processes",
 ]
 

@@ -76,7 +76,7 @@ def run_listener(options: argparse.Namespace) -> int:
 
 
 async def _listen(settings: Settings) -> None:
-    database = await Database(settings.require_database(), size=4, name="chaz-listener").open()
+    database = await Database(settings.require_database(), size=4, name="chaz-listener", rings=False).open()
     try:
         await require_current(database)
         from chaz.audit.publisher import AuditPublisher

@@ -10,7 +10,6 @@ from typing import Any, cast
 from uuid import UUID
 
 import pytest
-from kombu import Message
 
 from chaz.audit.publisher import AuditPublisher
 from chaz.broker import audit_queue, dead_letter_queue
@@ -76,7 +75,7 @@ def in_queue(broker: Broker, *, dead: bool) -> list[tuple[bytes, dict[str, Any]]
     with broker.connect() as connection:
         bound = queue.bind(connection.default_channel)
         bound.declare()
-        while (message := cast("Message | None", bound.get())) is not None:
+        while (message := bound.get()) is not None:
             body = cast("Any", message.body)
             found.append((body.encode() if isinstance(body, str) else bytes(body), cast("Any", message.headers)))
             message.ack()

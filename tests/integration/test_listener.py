@@ -1,138 +1,22 @@
 """The listener: what is inserted is published, whatever happens to the listener, its connections and its neighbours.
 
-The long poll is a minute, so that what is found was found by the bell, the sweep after a connect, or the proof.
+The long poll is a minute, so that what is found was found by the bell, or by the sweep after a connect.
 """
 
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections import Counter
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
 from datetime import timedelta
-from typing import Any
-from uuid import UUID
 
-import psycopg
 import pytest
-from psycopg.rows import DictRow
 
-from chaz.audit.publisher import AuditPublisher
-from chaz.database import Database
-from chaz.errors import BrokerUnavailable
-from chaz.listener import Listener
-from chaz.runs import Publication
-from chaz.settings import Settings
 from chaz.testing import eventually_async
-from tests.fixtures.broker import Broker
+from tests.fixtures.listeners import Listeners
 from tests.fixtures.postgres import ScratchDatabase
 from tests.fixtures.stations import Stations
 
 pytestmark = pytest.mark.anyio
-
-A_MINUTE = 60.0
-
-
-class Watched(Listener):
-    """A listener that shows what it is about, and what it published."""
-
-    def __init__(self, settings: Settings, database: Database) -> None:
-        super().__init__(settings, database, self._capture, AuditPublisher(settings))
-        self.published: list[UUID] = []
-        self.rounds = 0
-        self.naps = 0
-        self.asleep = False
-        self._held = False
-        self._at_gate = threading.Semaphore(0)
-        self._passes = threading.Semaphore(0)
-        self.broker_away = False
-
-    def _capture(self, publications: Sequence[Publication]) -> None:
-        self._at_gate.release()
-        if self._held:
-            assert self._passes.acquire(timeout=30)
-        if self.broker_away:
-            raise BrokerUnavailable("nowhere", "away")
-        self.published += [publication.delivery.run for publication in publications]
-
-    def hold(self) -> None:
-        """Stop it whenever it publishes, until :meth:`let_pass`."""
-        self._held = True
-
-    def let_pass(self, *, from_now_on: bool = False) -> None:
-        """Let it publish this once."""
-        self._held = not from_now_on
-        self._passes.release()
-
-    async def until_publishing(self) -> None:
-        """Wait until it publishes once more."""
-        assert await asyncio.to_thread(self._at_gate.acquire, timeout=5)
-
-    async def _round(self, **options: Any) -> bool:
-        self.rounds += 1
-        return await super()._round(**options)
-
-    async def _sleep(self, *arguments: Any) -> Any:
-        self.naps += 1
-        self.asleep = True
-        try:
-            return await super()._sleep(*arguments)
-        finally:
-            self.asleep = False
-
-    async def until_asleep(self) -> None:
-        await eventually_async(self._is_asleep)
-
-    async def _is_asleep(self) -> bool:
-        return self.asleep
-
-    async def until_published(self, *runs: UUID, within: float = 5.0) -> None:
-        async def check() -> bool:
-            return set(runs) <= set(self.published)
-
-        await eventually_async(check, within=within)
-
-    async def until_rounds(self, more: int) -> None:
-        """Wait for so many rounds more, or until it sleeps."""
-        enough = self.rounds + more
-
-        async def check() -> bool:
-            return self.rounds >= enough or self.asleep
-
-        await eventually_async(check)
-
-
-class Listeners:
-    """Starts listeners on the test's database."""
-
-    def __init__(self, database: ScratchDatabase, broker: Broker, stack: AsyncExitStack) -> None:
-        self._database, self._broker, self._stack = database, broker, stack
-
-    async def start(self, *, ready: bool = True, **settings: Any) -> Watched:
-        """A listener that sleeps."""
-        listener = await self._stack.enter_async_context(self._running(settings))
-        if ready:
-            await listener.until_asleep()
-        return listener
-
-    @asynccontextmanager
-    async def _running(self, settings: dict[str, Any]) -> AsyncGenerator[Watched]:
-        chosen = self._broker.settings(database_url=self._database.url, **{"long_poll": A_MINUTE, **settings})
-        database = await Database(self._database.url, name="chaz-listener").open()
-        listener = Watched(chosen, database)
-        task = asyncio.create_task(listener.run())
-        yield listener
-        listener.let_pass(from_now_on=True)
-        listener.stop()
-        await asyncio.wait_for(task, 10)
-        await database.close()
-
-
-@pytest.fixture
-async def listeners(database: ScratchDatabase, broker: Broker) -> AsyncIterator[Listeners]:
-    async with AsyncExitStack() as stack:
-        yield Listeners(database, broker, stack)
 
 
 async def test_what_is_inserted_is_published(listeners: Listeners, stations: Stations) -> None:
@@ -321,92 +205,3 @@ async def test_a_head_that_was_taken_is_looked_at_again_soon(
         return [position for position, _, _ in await stations.lines("s")] == [1, 2, 3]
 
     await eventually_async(is_placed, within=3)
-
-
-# The proof
-
-
-class Sleeper:
-    """A producer that was told that somebody is awake, and takes its time to commit."""
-
-    def __init__(self, connection: psycopg.Connection[DictRow], session: str) -> None:
-        self._connection = connection
-        row = connection.execute(
-            "select chaz.send(%s, 'directive', 'ada', 'slow', recipient => 'solo') as id", [session]
-        ).fetchone()
-        assert row is not None
-        self.run: UUID = row["id"]
-        connection.execute("set constraints all immediate")
-        rung = connection.execute("select current_setting('chaz.rung', true) as rung").fetchone()
-        assert rung is not None
-        assert rung["rung"] != "on", "it rang, so nobody has to rely on the proof"
-
-    def commit(self) -> None:
-        self._connection.commit()
-
-
-async def until_the_word_is_taken_back(database: ScratchDatabase) -> None:
-    async def check() -> bool:
-        return database.value("select awake_until < clock_timestamp() from chaz.doorbell")
-
-    await eventually_async(check)
-
-
-@asynccontextmanager
-async def awake(listener: Watched, stations: Stations, database: ScratchDatabase) -> AsyncGenerator[None]:
-    """A while in which the listener works, and has said so."""
-    listener.hold()
-    await stations.send("first")
-    await listener.until_publishing()
-    second = await stations.send("second")
-    listener.let_pass()
-    await listener.until_publishing()
-    assert database.value("select awake_until > clock_timestamp() from chaz.doorbell")
-    yield
-    listener.let_pass(from_now_on=True)
-    await listener.until_published(second)
-
-
-async def test_who_relied_on_an_awake_listener_is_found_before_it_sleeps(
-    listeners: Listeners, stations: Stations, database: ScratchDatabase
-) -> None:
-    listener = await listeners.start()
-    with database.connect() as connection:
-        async with awake(listener, stations, database):
-            sleeper = Sleeper(connection, "slow")
-        await until_the_word_is_taken_back(database)
-        await listener.until_rounds(3)
-        assert not listener.asleep
-        sleeper.commit()
-    await listener.until_published(sleeper.run, within=3)
-    await listener.until_asleep()
-
-
-async def test_work_that_turns_up_during_the_proof_does_not_cut_it_short(
-    listeners: Listeners, stations: Stations, database: ScratchDatabase
-) -> None:
-    listener = await listeners.start()
-    with database.connect() as one, database.connect() as two:
-        async with awake(listener, stations, database):
-            quick, slow = Sleeper(one, "quick"), Sleeper(two, "slow")
-        await until_the_word_is_taken_back(database)
-        quick.commit()
-        await listener.until_published(quick.run, within=3)
-        await until_the_word_is_taken_back(database)
-        await listener.until_rounds(4)
-        slow.commit()
-    await listener.until_published(slow.run, within=3)
-
-
-async def test_a_stopped_listener_takes_its_word_back(
-    listeners: Listeners, stations: Stations, database: ScratchDatabase
-) -> None:
-    listener = await listeners.start()
-    async with awake(listener, stations, database):
-        listener.stop()
-
-    async def has_stopped() -> bool:
-        return database.value("select mode from chaz.listeners") == "stopped"
-
-    await eventually_async(has_stopped)
-    assert database.value("select awake_until < clock_timestamp() from chaz.doorbell")
