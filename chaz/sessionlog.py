@@ -214,36 +214,52 @@ class Follower:
         return frozenset(self._told)
 
     async def next(self) -> list[Entry]:
-        """What is new since the last call; empty where nothing is."""
+        """What is new since the last call, in order; empty where nothing is."""
         # Ends are read first: what a run had counted by then has to come.
         ended = await self._ends()
-        rows = await self._database.fetch(
+        new = await self._read(
             f"""
-            (select {ENTRY} from chaz.entries
-                where session_id = %(session)s and position > %(position)s and seq = 0)
-            union all
-            (select {ENTRY} from chaz.entries
-                where run_id = any(%(runs)s) and seq > 0)
-            order by position, seq
-            """,
-            {"session": self._session_id, "position": self._position, "runs": list(self._told)},
+            select {ENTRY} from chaz.entries
+            where session_id = %(session)s and position > %(position)s and seq = 0 order by position
+            """
         )
-        new: list[Entry] = []
-        for row in rows:
-            entry = Entry.model_validate(row)
-            if entry.seq == 0:
-                assert entry.position is not None
-                self._position = entry.position
-                if entry.type == "ack" and entry.run_id is not None:
-                    self._told.setdefault(entry.run_id, 0)
-                new.append(entry)
-            elif entry.run_id is not None and entry.seq == self._told[entry.run_id] + 1:
-                self._told[entry.run_id] = entry.seq
-                new.append(entry)
+        for entry in new:
+            assert entry.position is not None
+            self._position = entry.position
+            if entry.type == "ack" and entry.run_id is not None:
+                self._told.setdefault(entry.run_id, 0)
+        if self._told:
+            new += await self._told_without_a_gap()
         for run_id, count in ended.items():
             if self._told.get(run_id) == count:
                 del self._told[run_id]
+        return sorted(new, key=lambda entry: (entry.position, entry.seq))
+
+    async def _told_without_a_gap(self) -> list[Entry]:
+        new: list[Entry] = []
+        for entry in await self._read(
+            f"""
+            select {ENTRY} from chaz.entries e
+            join unnest(%(runs)s::uuid[], %(seqs)s::int[]) as told(run, told_seq) on run_id = run and seq > told_seq
+            order by run_id, seq
+            """
+        ):
+            if entry.run_id is not None and entry.seq == self._told[entry.run_id] + 1:
+                self._told[entry.run_id] = entry.seq
+                new.append(entry)
         return new
+
+    async def _read(self, query: LiteralString) -> list[Entry]:
+        rows = await self._database.fetch(
+            query,
+            {
+                "session": self._session_id,
+                "position": self._position,
+                "runs": list(self._told),
+                "seqs": list(self._told.values()),
+            },
+        )
+        return [Entry.model_validate(row) for row in rows]
 
     async def _ends(self) -> dict[UUID, int]:
         if not self._told:
