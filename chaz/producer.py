@@ -332,8 +332,8 @@ class Session:
             sent = submission(self._target, self._chaz.settings.tenant, type, content, recipient, options)
             id = send_on(connection, sent.parameters())
             return self._chaz.handle(id, uncommitted=True)
-        inner = self._chaz.loop.run(self._inner().send(type, content, recipient=recipient, **options))
-        return AgentResult(inner, self._chaz.loop)
+        sent = self._chaz.loop.run(self._inner().send(type, content, recipient=recipient, **options))
+        return self._chaz.handle(sent.id)
 
     def say(self, text: str, *, recipient: str | None = None, **options: Unpack[SendOptions]) -> AgentResult:
         """A message, by a person unless ``author`` says otherwise."""
@@ -399,11 +399,11 @@ class Chaz:
 
     def handle(self, id: UUID, *, uncommitted: bool = False) -> AgentResult:
         """The handle of a run, unchecked."""
-        return AgentResult(self.inner.handle(id, uncommitted=uncommitted), self.loop)
+        return AgentResult(id, lambda: self.inner.handle(id, uncommitted=uncommitted))
 
     def result(self, id: UUID | str) -> AgentResult:
         """The handle of a run that exists. Raises UnknownRun."""
-        return AgentResult(self.loop.run(self.inner.result(id)), self.loop)
+        return self.handle(self.loop.run(self.inner.result(id)).id)
 
     def runs(self, wanted: RunFilter | None = None) -> list[dict[str, Any]]:
         """Runs as a person wants to see them, newest first; ``wanted`` is a :class:`chaz.listings.RunFilter`."""

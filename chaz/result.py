@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Generator, Iterable, Iterator
+from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future
 from concurrent.futures import wait as wait_for_futures
+from itertools import dropwhile
 from typing import Any
 from uuid import UUID
 
@@ -17,7 +18,7 @@ from chaz import runs, sessionlog
 from chaz.database import Database, Row
 from chaz.entries import Entry
 from chaz.errors import RunCancelled, RunFailed, UnknownRun, WaitInsideRun, WaitTimeout
-from chaz.loops import LoopThread
+from chaz.loops import LoopThread, loop_thread
 from chaz.runtime.tools import current_call
 from chaz.waiter import NOBODY, Waiter, is_over
 
@@ -110,9 +111,12 @@ class AsyncAgentResult:
         while follow and own is not None and own.position is None:
             await asyncio.sleep(FOLLOW_EVERY)
             own = await sessionlog.entry(self._database, self.id)
-        after = (own.position or 1) - 1 if own is not None else 0
+        # A run without an entry of its own (a requeued one) shows its whole session.
+        after = own.position - 1 if own is not None and own.position is not None else 0
         if not follow:
-            for entry in await sessionlog.entries(self._database, row["session_id"], after=(after, 1 << 30)):
+            found = await sessionlog.entries(self._database, row["session_id"], after=(after, 1 << 30))
+            unplaced = own is not None and own.position is None
+            for entry in dropwhile(lambda entry: entry.id != self.id, found) if unplaced else found:
                 yield entry
             return
         async for entry in follow_until_over(self, self._database, row["session_id"], after=after):
@@ -153,14 +157,19 @@ def refuse_in_a_run(method: str) -> None:
 class AgentResult:
     """What a producer holds of the run that answers its entry. It may also be awaited, on any loop."""
 
-    def __init__(self, inner: AsyncAgentResult, loop: LoopThread) -> None:
-        self._inner = inner
-        self._loop = loop
+    def __init__(self, id: UUID, make: Callable[[], AsyncAgentResult]) -> None:
+        """``make`` gives the async handle of the process that this is used in: it may be another after a fork."""
+        self.id = id
+        """The run's id, which is its triggering entry's, and Celery's task id."""
+        self._make = make
 
     @property
-    def id(self) -> UUID:
-        """The run's id, which is its triggering entry's, and Celery's task id."""
-        return self._inner.id
+    def _inner(self) -> AsyncAgentResult:
+        return self._make()
+
+    @property
+    def _loop(self) -> LoopThread:
+        return loop_thread()
 
     @property
     def state(self) -> str:

@@ -32,6 +32,10 @@ def is_over(row: Row) -> bool:
     return row["state"] in FINAL_STATES or row["state"] == NOBODY
 
 
+def _expected(error: Exception) -> bool:
+    return isinstance(error, ChazError | OSError)
+
+
 class Waiter:
     """All waits of one loop. A thousand of them are one connection."""
 
@@ -58,7 +62,8 @@ class Waiter:
                 self._listening.clear()
                 self._task = asyncio.create_task(self._listen())
             await self._listening.wait()
-            await self._look([run_id])
+            if not future.done():
+                await self._look([run_id])
             return await future
         finally:
             self._waits[run_id].discard(future)
@@ -66,7 +71,12 @@ class Waiter:
                 del self._waits[run_id]
 
     async def close(self) -> None:
-        """Stop listening."""
+        """Stop listening; waits that go on end with an error."""
+        for futures in self._waits.values():
+            for future in futures:
+                if not future.done():
+                    future.set_exception(ChazError("the producer was closed during this wait; the run goes on"))
+        self._listening.set()
         if self._task is not None:
             self._task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
@@ -89,12 +99,13 @@ class Waiter:
                     elif time.monotonic() - idle_since > IDLE_FOR:
                         return
                     await self._look(await self._ended_or_poll())
-                except (ChazError, OSError) as error:
-                    logger.warning("waiting: %s; polling until it is back", error)
+                except Exception as error:
+                    # All waits of the process hang on this task: whatever it was, they go on by polling.
+                    logger.warning("waiting: %s; polling until it is back", error, exc_info=not _expected(error))
                     self._listening.set()
                     await self._subscription.close()
                     await asyncio.sleep(LAST_POLL)
-                    with contextlib.suppress(ChazError):
+                    with contextlib.suppress(Exception):
                         await self._look(list(self._waits))
         finally:
             with contextlib.suppress(ChazError):
@@ -106,7 +117,8 @@ class Waiter:
         """Runs to look at: the one notified, or after a while all that are waited for."""
         payloads = await self._subscription.wait(self._poll)
         if payloads:
-            return [id for id in map(UUID, payloads) if id in self._waits]
+            # Anybody may notify anything, so what is no id of ours is no mistake.
+            return [id for id in self._waits if str(id) in payloads]
         self._poll = min(self._poll * 2, LAST_POLL)
         return list(self._waits)
 
