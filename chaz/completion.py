@@ -39,13 +39,13 @@ async def end_run(tx: Transaction, claim: Claim, outcome: RunOutcome) -> list[Au
 
 async def close_run(
     tx: Transaction, run_id: UUID, outcome: RunOutcome, *, states: Sequence[RunState]
-) -> list[AuditEvent]:
-    """End a run from outside, if it is in one of ``states``; else nothing happens. Returns the events to tell."""
+) -> list[AuditEvent] | None:
+    """End a run from outside and return the events to tell; None if it is in none of ``states``: nothing is done."""
     row = await (await tx.execute("select session_id from chaz.runs where id = %(run)s", {"run": run_id})).fetchone()
     if row is None:
-        return []
+        return None
     await sessionlog.lock_head(tx, row["session_id"])
-    return await _end(tx, run_id, outcome, states=states, attempt=None) or []
+    return await _end(tx, run_id, outcome, states=states, attempt=None)
 
 
 async def _end(

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import hashlib
 from datetime import datetime
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 from uuid import UUID
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, AwareDatetime, BaseModel, ConfigDict, Field
 
 EntryType = Literal[
     "message",
@@ -88,13 +88,23 @@ MAX_TIMEOUT = 10 * 366 * 86_400.0
 """The most seconds that a run may be given; more would overflow an interval somewhere."""
 
 
+def _reachable(instant: datetime) -> datetime:
+    """PostgreSQL's and Python's instants reach further than each other's arithmetic; these are safe in both."""
+    if not 1900 <= instant.year <= 9900:
+        raise ValueError("an instant lies between the years 1900 and 9900")
+    return instant
+
+
+Instant = Annotated[AwareDatetime, AfterValidator(_reachable)]
+
+
 class RunOptions(BaseModel):
     """What a producer asked of the run that answers its entry; travels in ``metadata.options``."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    not_before: datetime | None = None
-    expires: datetime | None = None
+    not_before: Instant | None = None
+    expires: Instant | None = None
     """Not started by then, the run fails."""
     timeout: float | None = Field(default=None, gt=0, le=MAX_TIMEOUT)
     """Seconds from the start of its time to its deadline."""

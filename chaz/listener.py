@@ -48,6 +48,8 @@ class Listener:
         self._stopping = asyncio.Event()
         self._next_sweep = 0.0
         self._awake_until = 0.0
+        self._proof: tuple[int, float] | None = None
+        self._left = False
 
     def stop(self) -> None:
         """Finish what is at hand and return from :meth:`run`."""
@@ -108,26 +110,45 @@ class Listener:
 
     async def _work_until_asleep(self, *, rung: bool = False) -> None:
         """Work while there is work, then prove that nobody relies on this listener's being awake."""
-        found = await self._round(rung=rung)
-        while found and not self._stopping.is_set():
-            await self._say_awake(AWAKE_AHEAD)
-            found = await self._round()
-        if not self._awake_until:
-            return
-        await self._say_awake(timedelta(0))
-        # Whoever read "awake" took its transaction id before this one is given.
+        # Most often somebody rang for just this; the clock's work comes with the next round.
+        found = await self._place_and_publish() if rung else False
+        pause = self._settings.short_poll
+        while not self._stopping.is_set():
+            if found:
+                self._proof = None
+                pause = self._settings.short_poll
+                await self._say_awake(AWAKE_AHEAD)
+                found = await self._round()
+            elif self._awake_until:
+                await self._say_awake(timedelta(0))
+                self._proof = await self._begin_proof()
+            elif self._proof is not None:
+                # Before the round: whoever has ended by then is seen by it.
+                proven = await self._is_proven(self._proof)
+                found = await self._round()
+                if not found and proven:
+                    self._proof = None
+                elif not found:
+                    await asyncio.sleep(self._settings.short_poll)
+            else:
+                found = await self._round()
+                if not found and not self._left:
+                    return
+                if not found:
+                    # Somebody holds a head for a moment, and will ring no bell when it is free.
+                    await asyncio.sleep(pause)
+                    pause = min(pause * 2, self._settings.long_poll)
+
+    async def _begin_proof(self) -> tuple[int, float]:
+        """A transaction id that everybody who may have read "awake" is older than, and when to wait no longer."""
         (row,) = await self._database.fetch("select pg_current_xact_id()::text::numeric as xid")
-        proof_ends = time.monotonic() + PROOF_AT_MOST
-        while time.monotonic() < proof_ends and not self._stopping.is_set():
-            (seen,) = await self._database.fetch(
-                "select pg_snapshot_xmin(pg_current_snapshot())::text::numeric as xmin"
-            )
-            if await self._round():
-                await self._work_until_asleep()
-                return
-            if seen["xmin"] > row["xid"]:
-                return
-            await asyncio.sleep(self._settings.short_poll)
+        return int(row["xid"]), time.monotonic() + PROOF_AT_MOST
+
+    async def _is_proven(self, proof: tuple[int, float]) -> bool:
+        """Whether all of them have ended, or have taken so long that the long poll has to find them."""
+        xid, ends = proof
+        (row,) = await self._database.fetch("select pg_snapshot_xmin(pg_current_snapshot())::text::numeric as xmin")
+        return int(row["xmin"]) > xid or time.monotonic() > ends
 
     async def _say_awake(self, ahead: timedelta) -> None:
         """Say until when producers need not ring; nothing ahead takes the word back."""
@@ -146,19 +167,18 @@ class Listener:
         await self._database.transact(work)
         self._awake_until = now + ahead.total_seconds() if ahead else 0.0
 
-    async def _round(self, *, rung: bool = False) -> bool:
-        """Do all work that is there now; whether there was any."""
-        if rung:
-            # Most often somebody waits for just this; the clock's work comes with the next round.
-            return await self._place_and_publish()
+    async def _round(self) -> bool:
+        """Do all work that is there now; whether there was any. ``_left`` says whether some could not be done yet."""
         if time.monotonic() >= self._next_sweep:
             await self._sweep()
         due = await sweeps.due(self._database)
+        self._left = False
         if not due:
             return False
         found = False
         if due.inbox or due.publish:
             found = await self._place_and_publish()
+            self._left = not found
         if due.lost:
             found |= await self._rescue()
         if due.late:

@@ -50,7 +50,8 @@ def sql_text() -> str:
     parts = ["create schema if not exists chaz;\n"]
     parts += [f"-- {name}\n{text}" for name, text in sql_files()]
     parts.append(
-        "create table chaz.alembic_version (version_num varchar(32) not null primary key);\n"
+        "create table chaz.alembic_version (\n"
+        "    version_num varchar(32) not null constraint alembic_version_pkc primary key);\n"
         f"insert into chaz.alembic_version values ('{needed_version()}');\n"
     )
     return "\n".join(parts)

@@ -46,8 +46,10 @@ async def due(database: Database) -> Due:
             or exists (select from chaz.runs
                 where state in ('pending', 'queued') and expires_at is not null and expires_at < now())
             or exists (select from chaz.runs r
-                where r.state = 'queued' and not exists (select from chaz.agents a where a.name = r.agent)) as late
-        """
+                where r.state = 'queued' and (
+                    r.crashes >= %(crashes)s or not exists (select from chaz.agents a where a.name = r.agent))) as late
+        """,
+        {"crashes": CRASH_LIMIT},
     )
     return Due(**row)
 
@@ -111,9 +113,9 @@ async def close_late(
     )
     closed: list[tuple[UUID, str, list[AuditEvent]]] = []
     for row in rows:
-        reason, state = row["reason"], row["state"]
+        reason = row["reason"]
         outcome = RunOutcome(state="failed", reason=reason, text=_text(reason, row["agent"]))
-        states: tuple[RunState, ...] = (state,)
+        states = _CLOSED_IN[reason] if row["state"] != "running" else ("running",)
 
         async def work(
             tx: Transaction,
@@ -121,7 +123,7 @@ async def close_late(
             outcome: RunOutcome = outcome,
             states: tuple[RunState, ...] = states,
             agent: str = row["agent"],
-        ) -> list[AuditEvent]:
+        ) -> list[AuditEvent] | None:
             if outcome.reason == "unknown-agent":
                 # Nobody ever was this agent: it must not stay the session's lead.
                 await tx.execute(
@@ -133,8 +135,19 @@ async def close_late(
                 )
             return await close_run(tx, id, outcome, states=states)
 
-        closed.append((row["id"], reason, await database.transact(work)))
+        events = await database.transact(work)
+        if events is not None:
+            closed.append((row["id"], reason, events))
     return closed
+
+
+# A run may have moved since it was listed: a pending one is queued by the end of the one before it.
+_CLOSED_IN: dict[str, tuple[RunState, ...]] = {
+    "crashes": ("queued",),
+    "deadline": ("pending", "queued", "parked"),
+    "expired": ("pending", "queued"),
+    "unknown-agent": ("queued",),
+}
 
 
 def _text(reason: str, agent: str) -> str:

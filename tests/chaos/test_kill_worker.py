@@ -8,6 +8,7 @@ import signal
 import pytest
 
 from chaz import Chaz
+from chaz.runtime.engine import MAY_HAVE_RUN
 from chaz.testing import eventually
 from tests.fixtures.broker import both_brokers
 from tests.fixtures.model import answer, call, calls, script, spawn
@@ -68,9 +69,13 @@ def test_a_parent_and_its_children_survive(processes: Processes, database: Scrat
         workers[0].kill()
 
         answers = {result.get(timeout=BOUND) for result in results}
-    assert answers == {"recorded child; recorded child"}
+    # A call that the killed worker had just started may or may not have run, and its model was told so.
+    told = {half for answer in answers for half in (answer or "").split("; ")}
+    assert told <= {"recorded child", MAY_HAVE_RUN.content}
     assert database.value("select max(n) from (select count(*) as n from effects group by key) as executed") == 1
-    assert database.value("select count(*) from effects") == 20
+    assert database.value("select count(*) from chaz.calls where tool = 'record_effect' and outcome = 'ok'") <= (
+        database.value("select count(*) from effects")
+    )
 
 
 def test_a_paused_worker_is_fenced(processes: Processes, database: ScratchDatabase) -> None:

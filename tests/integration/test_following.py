@@ -18,6 +18,7 @@ from chaz.database import connect_blocking
 from chaz.deliveries import AuditEvent
 from chaz.testing import eventually_async
 from tests.fixtures.postgres import ScratchDatabase
+from tests.fixtures.processes import ROOT
 from tests.fixtures.stations import Stations, a_call
 
 pytestmark = pytest.mark.anyio
@@ -165,7 +166,10 @@ async def test_a_producer_and_its_handles_may_be_used_on_both_sides_of_a_fork(
     script.write_text(AFTER_A_FORK)
     with open(errors, "w") as stderr:
         forking = subprocess.Popen(
-            [sys.executable, "-W", "error", str(script), database.url], stderr=stderr, start_new_session=True
+            [sys.executable, "-W", "error", str(script), database.url],
+            stderr=stderr,
+            start_new_session=True,
+            env=os.environ | {"PYTHONPATH": str(ROOT)},
         )
     try:
 

@@ -264,6 +264,27 @@ async def test_a_wait_survives_a_payload_that_is_no_id(
     assert await waiting == "42"
 
 
+async def test_a_wait_that_begins_while_the_waiter_lets_go_is_answered(
+    stations: Stations, async_chaz: AsyncChaz, database: ScratchDatabase, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("chaz.waiter.IDLE_FOR", 0.0)
+    handle = await async_chaz.session("s").direct("solo", "go")
+    with database.connect() as other:
+        first = asyncio.create_task(handle.get(timeout=1))
+        await until_it_waits(database)
+        # With nobody left to wait for it takes its registration back, and is held up in that.
+        other.execute("select from chaz.waiters for update")
+        with pytest.raises(WaitTimeout):
+            await first
+        await asyncio.to_thread(database.until_blocked)
+        second = asyncio.create_task(handle.get(timeout=10))
+        for _ in range(5):
+            assert not await handle.ready()
+        other.rollback()
+    await answer(stations, handle.id, "42")
+    assert await second == "42"
+
+
 async def test_closing_ends_the_waits(database: ScratchDatabase) -> None:
     async with AsyncChaz(database.url) as chaz:
         handle = await chaz.session("s").direct("solo", "go")
