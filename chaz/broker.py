@@ -15,6 +15,7 @@ from chaz.settings import Settings, without_secrets
 
 PERSISTENT_DELIVERY_MODE = 2
 DAY = 86_400
+AUDIT_AGAIN_AFTER = 10
 DELIVERY_LIMIT = 20
 DEAD_LETTERS_KEPT = 100_000
 
@@ -38,13 +39,29 @@ def transport_options(settings: Settings) -> dict[str, Any]:
     return {"confirm_publish": True}
 
 
-def connect(settings: Settings) -> Connection:
+def audit_options(settings: Settings) -> dict[str, Any]:
+    """Kombu's options for an audit consumer: on Redis, what a killed one had taken is delivered again soon.
+
+    A batch is recorded in far less time, and recording twice does nothing. The keys are its own, because a consumer
+    looks after all that lies under them, and a run may take long.
+    """
+    options = transport_options(settings)
+    if "visibility_timeout" in options:
+        options |= {
+            "visibility_timeout": AUDIT_AGAIN_AFTER,
+            "unacked_mutex_expire": AUDIT_AGAIN_AFTER,
+            **{f"unacked_{name}key": f"{AUDIT}.unacked_{name}key" for name in ("", "index_", "mutex_")},
+        }
+    return options
+
+
+def connect(settings: Settings, options: dict[str, Any] | None = None) -> Connection:
     """A connection to the broker, opened when first used."""
     return Connection(
         settings.broker_url,
         connect_timeout=5,
         heartbeat=30,
-        transport_options=transport_options(settings),
+        transport_options=options or transport_options(settings),
     )
 
 

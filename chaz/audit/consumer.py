@@ -19,7 +19,7 @@ from psycopg.rows import DictRow
 from pydantic import ValidationError
 
 from chaz.audit import recorder
-from chaz.broker import PERSISTENT_DELIVERY_MODE, audit_queue, connect, dead_letter_queue
+from chaz.broker import PERSISTENT_DELIVERY_MODE, audit_options, audit_queue, connect, dead_letter_queue
 from chaz.database import connect_blocking
 from chaz.deliveries import AuditBatch, AuditEvent
 from chaz.settings import Settings, without_secrets
@@ -53,7 +53,7 @@ class AuditConsumer:
         pause = 0.1
         while not self._stopping:
             try:
-                with connect(self._settings) as connection:
+                with connect(self._settings, audit_options(self._settings)) as connection:
                     channel = connection.channel()
                     self._dead.bind(channel).declare()
                     consumer = Consumer(
