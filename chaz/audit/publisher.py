@@ -5,6 +5,7 @@ The journal holds every event, so what is dropped here (a broker long away, a ki
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import queue
@@ -58,7 +59,9 @@ class AuditPublisher:
         if thread is None or self._pid != os.getpid():
             return
         self._stopped.set()
-        self._events.put(None)
+        # It only wakes a thread that waits for events; with a full buffer none does.
+        with contextlib.suppress(queue.Full):
+            self._events.put_nowait(None)
         thread.join(timeout)
 
     def _start(self) -> None:
@@ -94,6 +97,8 @@ class AuditPublisher:
 
     def _next_batch(self) -> list[AuditEvent]:
         """What there is, a batch at most; empty at the end."""
+        if self._stopped.is_set() and self._events.empty():
+            return []
         first = self._events.get()
         if first is None:
             return []
@@ -104,7 +109,6 @@ class AuditPublisher:
             except queue.Empty:
                 break
             if event is None:
-                self._events.put(None)
                 break
             batch.append(event)
         return batch
