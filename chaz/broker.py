@@ -16,6 +16,7 @@ from chaz.settings import Settings, without_secrets
 PERSISTENT_DELIVERY_MODE = 2
 DAY = 86_400
 AUDIT_AGAIN_AFTER = 10
+SEND_WITHIN = 10
 DELIVERY_LIMIT = 20
 DEAD_LETTERS_KEPT = 100_000
 
@@ -25,7 +26,7 @@ def transport_options(settings: Settings) -> dict[str, Any]:
 
     PostgreSQL rescues runs, not the broker; so its own redelivery by time is put off to a day.
     """
-    if settings.broker_url.startswith(("redis", "rediss", "sentinel")):
+    if forgets_bindings(settings):
         return {
             "global_keyprefix": f"{settings.broker_prefix}:",
             "visibility_timeout": DAY,
@@ -55,12 +56,28 @@ def audit_options(settings: Settings) -> dict[str, Any]:
     return options
 
 
-def connect(settings: Settings, options: dict[str, Any] | None = None) -> Connection:
+def sender_options(settings: Settings) -> dict[str, Any]:
+    """Kombu's options for a connection that only sends: a broker that is silent is given up after a while."""
+    options = transport_options(settings)
+    if forgets_bindings(settings):
+        return options
+    return options | {"read_timeout": SEND_WITHIN, "write_timeout": SEND_WITHIN}
+
+
+def forgets_bindings(settings: Settings) -> bool:
+    """Whether a flush of the broker takes exchanges and bindings away under open connections.
+
+    Kombu keeps them as keys in Redis, declares them once per connection, and drops in silence what finds none.
+    """
+    return settings.broker_url.startswith(("redis", "rediss", "sentinel"))
+
+
+def connect(settings: Settings, options: dict[str, Any] | None = None, *, heartbeat: int = 30) -> Connection:
     """A connection to the broker, opened when first used."""
     return Connection(
         settings.broker_url,
         connect_timeout=5,
-        heartbeat=30,
+        heartbeat=heartbeat,
         transport_options=options or transport_options(settings),
     )
 

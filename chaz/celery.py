@@ -6,21 +6,27 @@ chaz's own settings are defaults; a ``celeryconfig`` module in the working direc
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
+import logging
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn, cast
 
 from celery import Celery
-from kombu.exceptions import OperationalError
+from kombu import Producer, Queue
 
-from chaz.broker import run_queue, transport_options
+from chaz.broker import SEND_WITHIN, run_queue, transport_options
 from chaz.channels import broker_name, task_name
-from chaz.errors import BrokerUnavailable, ChazError, ConfigurationError
+from chaz.deliveries import RunDelivery
+from chaz.errors import ChazError, ConfigurationError
 from chaz.runs import Publication
-from chaz.settings import Settings, without_secrets
+from chaz.sender import Link, Sender
+from chaz.settings import Settings
+
+logger = logging.getLogger("chaz.listener")
 
 LOG_FORMAT = "%(asctime)s %(levelname)s %(message)s"
 
@@ -29,72 +35,94 @@ def make_app(settings: Settings) -> Celery:
     """The application of these settings."""
     prefix = settings.broker_prefix
     app = Celery("chaz", include=["chaz.tasks"], set_as_current=False)
-    app.add_defaults(
-        lambda: {
-            "broker_url": settings.broker_url,
-            "broker_transport_options": transport_options(settings),
-            "broker_connection_retry_on_startup": True,
-            # Agents wait on models and tools, not on the CPU.
-            "worker_pool": "threads",
-            "worker_concurrency": 100,
-            # One per slot: a busy machine hoards nothing that an idle one could start.
-            "worker_prefetch_multiplier": 1,
-            "task_acks_late": True,
-            # The run's row is its result; Celery stores none.
-            "task_ignore_result": True,
-            "task_serializer": "json",
-            "accept_content": ["json"],
-            "result_accept_content": ["json"],
-            # One form of line for all processes of chaz.
-            "worker_log_format": LOG_FORMAT,
-            "worker_task_log_format": LOG_FORMAT,
-            "worker_send_task_events": True,
-            "worker_enable_remote_control": True,
-            # Every name on the broker takes the prefix.
-            "task_default_queue": broker_name(prefix, "default"),
-            "task_default_exchange": broker_name(prefix, "default"),
-            "task_default_exchange_type": "topic",
-            "task_default_queue_type": "quorum",
-            "control_exchange": broker_name(prefix, "control"),
-            "event_exchange": broker_name(prefix, "events"),
-            "event_queue_prefix": broker_name(prefix, "events"),
-            "enable_utc": True,
-        }
-    )
+    defaults: dict[str, Any] = {
+        "broker_url": settings.broker_url,
+        "broker_transport_options": transport_options(settings),
+        "broker_connection_retry_on_startup": True,
+        # Agents wait on models and tools, not on the CPU.
+        "worker_pool": "threads",
+        "worker_concurrency": 100,
+        # One per slot: a busy machine hoards nothing that an idle one could start.
+        "worker_prefetch_multiplier": 1,
+        "task_acks_late": True,
+        # The run's row is its result; Celery stores none.
+        "task_ignore_result": True,
+        "task_serializer": "json",
+        "accept_content": ["json"],
+        "result_accept_content": ["json"],
+        # One form of line for all processes of chaz.
+        "worker_log_format": LOG_FORMAT,
+        "worker_task_log_format": LOG_FORMAT,
+        "worker_send_task_events": True,
+        "worker_enable_remote_control": True,
+        # Every name on the broker takes the prefix.
+        "task_default_queue": broker_name(prefix, "default"),
+        "task_default_exchange": broker_name(prefix, "default"),
+        "task_default_exchange_type": "topic",
+        "task_default_queue_type": "quorum",
+        "control_exchange": broker_name(prefix, "control"),
+        "event_exchange": broker_name(prefix, "events"),
+        "event_queue_prefix": broker_name(prefix, "events"),
+        "enable_utc": True,
+    }
     module = os.environ.get("CELERY_CONFIG_MODULE", "celeryconfig")
     if importlib.util.find_spec(module) is not None:
         app.config_from_object(module)
+        # Celery lets defaults that are added win over the module, so only what it leaves open is added.
+        chosen = vars(importlib.import_module(module))
+        defaults = {name: value for name, value in defaults.items() if name not in chosen}
+    app.add_defaults(lambda: defaults)
     return app
 
 
-def publisher(app: Celery, settings: Settings) -> Callable[[Sequence[Publication]], None]:
-    """A function that puts runs on their agents' queues; it blocks, and raises BrokerUnavailable."""
+class RunPublisher:
+    """Puts runs on their agents' queues, from a thread of its own: ``publish`` never blocks.
 
-    def publish(publications: Sequence[Publication]) -> None:
-        try:
-            with app.producer_pool.acquire(block=True) as producer:
-                for publication in publications:
-                    _send(producer, publication)
-        except (OperationalError, OSError) as error:
-            raise BrokerUnavailable(without_secrets(settings.broker_url), str(error)) from error
+    A run whose delivery is lost on the way is published again when its bell is due.
+    """
 
-    def _send(producer: Any, publication: Publication) -> None:
-        delivery = publication.delivery
-        app.send_task(
+    def __init__(self, app: Celery, settings: Settings) -> None:
+        self._app = app
+        self._prefix = settings.broker_prefix
+        self._sender = Sender("listener", settings, self._send, batch=100)
+
+    def publish(self, publications: Sequence[Publication]) -> None:
+        """Hand runs over."""
+        self._sender.put(publications)
+
+    def close(self, timeout: float = 5.0) -> None:
+        """Send what was handed over, for ``timeout`` seconds at most, and stop."""
+        self._sender.close(timeout)
+
+    def _send(self, link: Link, publications: Sequence[Publication]) -> None:
+        queues = {publication.queue: run_queue(self._prefix, publication.queue) for publication in publications}
+        link.declare(queues.values())
+        for publication in publications:
+            delivery = publication.delivery
+            try:
+                self._send_one(link.producer, delivery, queues[publication.queue])
+            except link.refusals as error:
+                # One agent's queue (declared by somebody else in another way, say) must not hold up the others.
+                logger.error("agent %s cannot be published to: %s", delivery.agent, error)
+                link.renew()
+                continue
+            logger.info("published run=%s agent=%s session=%s", delivery.run, delivery.agent, delivery.session)
+
+    def _send_one(self, producer: Producer, delivery: RunDelivery, queue: Queue) -> None:
+        self._app.send_task(
             task_name(delivery.agent),
             kwargs=delivery.model_dump(mode="json"),
             task_id=str(delivery.run),
             parent_id=str(delivery.parent) if delivery.parent else None,
-            queue=cast("str", run_queue(settings.broker_prefix, publication.queue)),
+            queue=cast("str", queue),
             producer=producer,
             ignore_result=True,
             # What Flower shows: never a prompt, never a secret.
             argsrepr=f"{delivery.agent} {delivery.session}",
             kwargsrepr="",
-            retry_policy={"max_retries": 2, "interval_start": 0.1, "interval_step": 0.2},
+            retry=False,
+            confirm_timeout=SEND_WITHIN,
         )
-
-    return publish
 
 
 def end_program(error: ChazError) -> NoReturn:

@@ -40,11 +40,13 @@ async def end_run(tx: Transaction, claim: Claim, outcome: RunOutcome) -> list[Au
 async def close_run(
     tx: Transaction, run_id: UUID, outcome: RunOutcome, *, states: Sequence[RunState]
 ) -> list[AuditEvent] | None:
-    """End a run from outside and return the events to tell; None if it is in none of ``states``: nothing is done."""
+    """End a run from outside and return the events to tell; None if it is in none of ``states`` or cannot be locked."""
     row = await (await tx.execute("select session_id from chaz.runs where id = %(run)s", {"run": run_id})).fetchone()
     if row is None:
         return None
-    await sessionlog.lock_head(tx, row["session_id"])
+    # A sweep waits for nobody: a run whose session is at work is closed by a later one.
+    if not await sessionlog.lock_free_head(tx, row["session_id"]):
+        return None
     return await _end(tx, run_id, outcome, states=states, attempt=None)
 
 
@@ -174,17 +176,18 @@ async def _append_closing_entry(tx: Transaction, run: Row, outcome: RunOutcome, 
 
 
 async def _queue_next(tx: Transaction, run: Row) -> None:
-    """If the run was the session's active one, the first pending one is queued in its place."""
+    """If the run was the session's active one, the first pending one whose time has come is queued in its place."""
     await tx.execute(
         """
         with free as (
             select session_id from chaz.heads where session_id = %(session)s and active_run = %(run)s),
         next as (
             select id from chaz.runs where session_id = (select session_id from free) and state = 'pending'
+                and (not_before is null or not_before <= clock_timestamp())
             order by priority desc, trigger_position limit 1),
         queued as (
             update chaz.runs set state = 'queued', queued_at = clock_timestamp(), publishes = 0,
-                publish_after = greatest(not_before, clock_timestamp())
+                publish_after = clock_timestamp()
             where id = (select id from next))
         update chaz.heads set active_run = (select id from next)
         where session_id = (select session_id from free)

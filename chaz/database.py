@@ -32,9 +32,7 @@ Transaction = AsyncConnection[DictRow]
 Row = Mapping[str, Any]
 
 OLDEST_SERVER = 14
-LOCK_TIMEOUT = "5s"
 CONNECT_TIMEOUT = 10
-RETRIES = 20
 IDLE_FOR = 1.0
 
 # Serialization failure, deadlock, lock not available: another transaction was in the way, and the same may pass now.
@@ -88,13 +86,27 @@ def chaz_errors(address: str = "the given connection") -> Generator[None]:
 class Database:
     """A process's pool of connections to chaz's database. Open it on the loop that uses it."""
 
-    def __init__(self, url: str, *, size: int = 10, name: str = "chaz", rings: bool = True) -> None:
-        """``rings=False``: what is committed here rings no doorbell; for a listener, which looks by itself."""
+    def __init__(
+        self,
+        url: str,
+        *,
+        size: int = 10,
+        name: str = "chaz",
+        rings: bool = True,
+        lock_timeout: str = "5s",
+        retries: int = 20,
+    ) -> None:
+        """``rings=False``: what is committed here rings no doorbell; for a listener, which looks by itself.
+
+        ``lock_timeout`` is PostgreSQL's; ``retries`` is how often a transaction is tried when another is in its way.
+        """
         self.address = without_secrets(url)
         self._url = url
         self._name = name
         self._size = size
         self._rings = rings
+        self._lock_timeout = lock_timeout
+        self._retries = retries
         self._pool: AsyncConnectionPool[Transaction] | None = None
         self._opening = asyncio.Lock()
         self._used: WeakKeyDictionary[Transaction, float] = WeakKeyDictionary()
@@ -134,7 +146,7 @@ class Database:
 
     async def _configure(self, connection: Transaction) -> None:
         await connection.set_isolation_level(IsolationLevel.READ_COMMITTED)
-        await connection.execute(f"set lock_timeout = '{LOCK_TIMEOUT}'")
+        await connection.execute(sql.SQL("set lock_timeout = {}").format(sql.Literal(self._lock_timeout)))
         if not self._rings:
             await connection.execute("set chaz.bell = 'off'")
         await connection.commit()
@@ -164,12 +176,12 @@ class Database:
 
         Raises what ``work`` raises, and DatabaseUnavailable.
         """
-        for attempt in range(RETRIES):
+        for attempt in range(self._retries):
             try:
                 async with self.connection() as transaction:
                     return await work(transaction)
             except RETRIED:
-                if attempt == RETRIES - 1:
+                if attempt == self._retries - 1:
                     raise
                 await asyncio.sleep(random.uniform(0, min(0.01 * 2**attempt, 1.0)))
         raise AssertionError("unreachable")

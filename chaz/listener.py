@@ -20,7 +20,7 @@ from chaz import sweeps
 from chaz.audit.publisher import AuditPublisher
 from chaz.channels import BELL
 from chaz.database import RETRIED, Database, Subscription, Transaction
-from chaz.errors import BrokerUnavailable, ChazError, DatabaseUnavailable
+from chaz.errors import ChazError, DatabaseUnavailable
 from chaz.placing import Placed, place
 from chaz.runs import Publication, publishable
 from chaz.settings import Settings
@@ -32,7 +32,7 @@ RENEW_AFTER = 0.5
 PROOF_AT_MOST = 5.0
 
 Publish = Callable[[list[Publication]], None]
-"""Puts runs on their agents' queues; blocking, called in a thread. Raises BrokerUnavailable."""
+"""Hands runs over to be put on their agents' queues. Never blocks: no round waits for the broker."""
 
 
 class Listener:
@@ -179,6 +179,8 @@ class Listener:
         if due.inbox or due.publish:
             found = await self._place_and_publish()
             self._left = not found
+        if due.scheduled:
+            found |= await sweeps.queue_scheduled(self._database) > 0
         if due.lost:
             found |= await self._rescue()
         if due.late:
@@ -196,9 +198,10 @@ class Listener:
 
         try:
             placed, publications = await self._database.transact(work)
-        except (DatabaseUnavailable, *RETRIED):
+        except DatabaseUnavailable:
             raise
         except Exception:
+            # A row that cannot be written, or one that somebody holds.
             if only is not None:
                 raise
             return await self._place_one_by_one()
@@ -212,22 +215,18 @@ class Listener:
         for row in await self._database.fetch("select distinct session_id from chaz.entries where position is null"):
             try:
                 found |= await self._place_and_publish(only=row["session_id"])
-            except (DatabaseUnavailable, *RETRIED):
+            except DatabaseUnavailable:
                 raise
-            except Exception:
-                logger.exception("listener: session %s cannot be placed; going on", row["session_id"])
+            except Exception as error:
+                held = isinstance(error, RETRIED)
+                logger.warning(
+                    "listener: session %s cannot be placed (%s); going on", row["session_id"], error, exc_info=not held
+                )
         return found
 
     async def _publish_now(self, publications: list[Publication]) -> None:
-        """The rows are committed: what cannot be published now is published by a later sweep."""
-        try:
-            await asyncio.to_thread(self._publish, publications)
-        except BrokerUnavailable as error:
-            logger.warning("listener: %s; %d runs stay queued and are published again", error, len(publications))
-            return
-        for publication in publications:
-            delivery = publication.delivery
-            logger.info("published run=%s agent=%s session=%s", delivery.run, delivery.agent, delivery.session)
+        """The rows are committed: what is lost from here on is published by a later round."""
+        self._publish(publications)
 
     async def _rescue(self) -> bool:
         rescued = await sweeps.rescue_lost(self._database)
@@ -251,6 +250,7 @@ class Listener:
         if self._subscription.connected:
             await self._subscription.probe()
         await self._report("listening")
+        await sweeps.forget_processes(self._database)
         self._next_sweep = time.monotonic() + self._settings.sweep
 
     async def _report(self, mode: str) -> None:

@@ -120,7 +120,7 @@ async def _lock_heads(tx: Transaction, only: UUID | None, limit: int) -> AsyncCu
     return await tx.execute(
         """
         select h.session_id, h.next_position, h.active_run, s.tenant, s.parent_run_id, s.root_run_id, s.depth, s.scope,
-            s.deadline
+            s.deadline, clock_timestamp() as now
         from chaz.heads h join chaz.sessions s on s.id = h.session_id
         where h.session_id in (
             select session_id from chaz.entries
@@ -226,11 +226,12 @@ class _Work:
         agent = self._agents.get(wake.agent)
         if options.timeout is not None:
             run["timeout"] = timedelta(seconds=options.timeout)
-        if session.active_run is None:
+        # What is to run later is pending till then, and in nobody's way.
+        if session.active_run is None and (options.not_before is None or options.not_before <= session.row["now"]):
             session.active_run = row["id"]
             run["state"] = "queued"
             # Published right after the commit, so the next bell is due later; the rest is for the sweep.
-            if agent is not None and options.not_before is None:
+            if agent is not None:
                 run["publishes"] = 1
                 self.publications.append(
                     publication(

@@ -5,8 +5,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
+import threading
 from collections.abc import AsyncGenerator, Iterator, Mapping
 from datetime import datetime, timedelta
 from functools import partial
@@ -97,6 +99,17 @@ def submission(
         if isinstance(instant, datetime) and instant.tzinfo is None:
             raise InvalidEntry(f"{name} has no time zone: {instant}; use an aware datetime")
     sender = options.get("sender") or os.environ.get("USER") or "program"
+    for name, text in (
+        ("session's name", target.name),
+        ("recipient", recipient),
+        ("idempotency key", options.get("idempotency_key")),
+    ):
+        if text is not None and safe_text(text, len(text)) != text:
+            raise InvalidEntry(f"a {name} cannot hold NUL or lone surrogates, as {text!r} does")
+    try:
+        json.dumps(dict(options.get("metadata", {})))
+    except (TypeError, ValueError, RecursionError) as error:
+        raise InvalidEntry(f"metadata is what JSON can hold: {error}") from None
     return Submission(
         session=target.name or str(target.given_id),
         type=type,
@@ -119,7 +132,10 @@ def submission(
 
 
 def _seconds(value: float | timedelta | None) -> timedelta | None:
-    return timedelta(seconds=value) if isinstance(value, int | float) else value
+    try:
+        return timedelta(seconds=value) if isinstance(value, int | float) else value
+    except (ValueError, OverflowError):
+        raise InvalidEntry(f"{value} is no number of seconds that a run can wait or take") from None
 
 
 # The one statement, with SQLAlchemy's way of naming parameters.
@@ -351,6 +367,17 @@ class Session:
         return f"<Session {self._target!r}>"
 
 
+_making = threading.Lock()
+
+
+def _renew_lock() -> None:
+    global _making
+    _making = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_renew_lock)
+
+
 class Chaz:
     """A producer, for any thread, and after a fork. Use it as a context manager, or call :meth:`close`."""
 
@@ -372,13 +399,17 @@ class Chaz:
     @property
     def inner(self) -> AsyncChaz:
         """The async producer of this process."""
-        if self._made is None or self._made[0] != os.getpid():
+        made = self._made
+        if made is None or made[0] != os.getpid():
+            with _making:
+                made = self._made
+                if made is None or made[0] != os.getpid():
 
-            async def make() -> AsyncChaz:
-                return AsyncChaz(settings=self.settings)
+                    async def make() -> AsyncChaz:
+                        return AsyncChaz(settings=self.settings)
 
-            self._made = (os.getpid(), self.loop.run(make()))
-        return self._made[1]
+                    made = self._made = (os.getpid(), self.loop.run(make()))
+        return made[1]
 
     def __enter__(self) -> Self:
         self.loop.run(self.inner.database.open())

@@ -96,7 +96,7 @@ async def claim(tx: Transaction, run_id: UUID, *, agent: str, worker_id: UUID) -
     """Make the run this worker's, under its session's head, with an ``ack`` entry.
 
     The first claim freezes what the run sees (``read_to``) and supersedes the pending message runs of the same agent
-    up to there: coalescing is decided here and nowhere else.
+    up to there: coalescing is decided here and nowhere else. A worker whose lease has run out claims nothing.
     """
     claim_id = uuid4()
     async with tx.pipeline():
@@ -111,6 +111,7 @@ async def claim(tx: Transaction, run_id: UUID, *, agent: str, worker_id: UUID) -
                     waits_for = null, started_at = coalesce(started_at, clock_timestamp())
                 from head
                 where id = %(run)s and agent = %(agent)s and state = 'queued'
+                    and exists (select from chaz.workers w where w.id = %(worker)s and w.expires_at > clock_timestamp())
                     and (not_before is null or not_before <= clock_timestamp())
                 returning r.*),
             acked as (
@@ -133,7 +134,7 @@ async def claim(tx: Transaction, run_id: UUID, *, agent: str, worker_id: UUID) -
             where r.id = %(run)s and r.claim = %(claim)s and r.attempt = 1 and r.cause = 'message'
                 and s.on_message <> 'each'
                 and p.session_id = r.session_id and p.state = 'pending' and p.cause = 'message' and p.agent = r.agent
-                and p.trigger_position <= r.read_to
+                and p.trigger_position <= r.read_to and (p.not_before is null or p.not_before <= clock_timestamp())
             """,
             {"run": run_id, "claim": claim_id},
         )
@@ -151,7 +152,7 @@ async def _why_unclaimed(tx: Transaction, run_id: UUID, agent: str) -> Unclaimed
     if row["agent"] != agent:
         return Unclaimed("other agent", row["agent"])
     if row["state"] == "queued":
-        return Unclaimed("not yet")
+        return Unclaimed("not yet", "its time has not come, or this worker's lease has run out")
     return Unclaimed("not queued", row["state"])
 
 

@@ -71,16 +71,17 @@ async def send(tx: Transaction, submission: Submission) -> UUID:
     return row["id"]
 
 
-async def lock_head(tx: Transaction, session_id: UUID) -> int:
-    """Take the session's head; the next position."""
-    row = await (
-        await tx.execute(
-            "select next_position from chaz.heads where session_id = %(session)s for update",
-            {"session": session_id},
-        )
-    ).fetchone()
-    assert row is not None, f"session {session_id} has no head"
-    return row["next_position"]
+async def lock_head(tx: Transaction, session_id: UUID) -> None:
+    """Take the session's head, waiting for it."""
+    await tx.execute("select from chaz.heads where session_id = %(session)s for update", {"session": session_id})
+
+
+async def lock_free_head(tx: Transaction, session_id: UUID) -> bool:
+    """Take the session's head if nobody has it; whether it was free."""
+    cursor = await tx.execute(
+        "select from chaz.heads where session_id = %(session)s for update skip locked", {"session": session_id}
+    )
+    return await cursor.fetchone() is not None
 
 
 async def append(
@@ -178,16 +179,22 @@ async def context_entries(
     """
     cursor = await tx.execute(
         f"""
-        select {ENTRY}, id = %(run)s or exists (
-            select from chaz.runs r where r.id = e.id and r.superseded_by = %(run)s) as own
-        from chaz.entries e
-        where session_id = %(session)s and position <= %(read_to)s and seq = 0
-            and type in ('message', 'directive', 'summary')
-            and position >= coalesce((
-                select max(position) from chaz.entries
-                where session_id = %(session)s and type = 'summary' and position <= %(read_to)s), 0)
-            and not exists (select from chaz.runs r where r.id = e.id and r.state = 'pending')
-        order by position desc limit %(limit)s
+        with own as (
+            select {ENTRY}, true as own from chaz.entries e
+            where session_id = %(session)s and position <= %(read_to)s and (id = %(run)s or exists (
+                select from chaz.runs r where r.id = e.id and r.superseded_by = %(run)s))
+        ), others as (
+            select {ENTRY}, false as own from chaz.entries e
+            where session_id = %(session)s and position <= %(read_to)s and seq = 0
+                and type in ('message', 'directive', 'summary')
+                and position >= coalesce((
+                    select max(position) from chaz.entries
+                    where session_id = %(session)s and type = 'summary' and position <= %(read_to)s), 0)
+                and not exists (select from chaz.runs r where r.id = e.id and r.state = 'pending')
+                and id not in (select id from own)
+            order by position desc limit %(limit)s
+        )
+        select * from own union all select * from others order by position desc
         """,
         {"session": session_id, "run": run_id, "read_to": read_to, "limit": limit},
     )

@@ -54,7 +54,7 @@ class Settings(BaseModel):
     """How long a stopping worker lets its runs come to the end of a step."""
     database_pool: int = Field(default=10, ge=1)
     """Connections of a process to PostgreSQL, at most."""
-    executor_threads: int = Field(default=64, ge=1)
+    tool_threads: int = Field(default=64, ge=1)
     """Threads for synchronous tools in a worker process."""
 
     @classmethod

@@ -5,6 +5,8 @@ Each sweep takes its rows with SKIP LOCKED or one at a time, so that listeners s
 
 from __future__ import annotations
 
+import asyncio
+import logging
 from dataclasses import dataclass
 from datetime import timedelta
 from uuid import UUID
@@ -12,7 +14,10 @@ from uuid import UUID
 from chaz.completion import close_run
 from chaz.database import Database, Transaction
 from chaz.deliveries import AuditEvent
+from chaz.errors import DatabaseUnavailable
 from chaz.outcomes import RunOutcome, RunState
+
+logger = logging.getLogger("chaz.listener")
 
 CRASH_LIMIT = 10
 """Workers lost under a run, in a row and without a new step, before it is given up."""
@@ -23,12 +28,13 @@ class Due:
     """Which kinds of work there are, found by one statement."""
 
     inbox: bool
+    scheduled: bool
     publish: bool
     lost: bool
     late: bool
 
     def __bool__(self) -> bool:
-        return self.inbox or self.publish or self.lost or self.late
+        return self.inbox or self.scheduled or self.publish or self.lost or self.late
 
 
 async def due(database: Database) -> Due:
@@ -37,6 +43,8 @@ async def due(database: Database) -> Due:
         """
         select
             exists (select from chaz.entries where position is null) as inbox,
+            exists (select from chaz.runs r join chaz.heads h on h.session_id = r.session_id and h.active_run is null
+                where r.state = 'pending' and r.not_before <= now()) as scheduled,
             exists (select from chaz.runs r join chaz.agents a on a.name = r.agent
                 where r.state = 'queued' and r.publish_after <= now()) as publish,
             exists (select from chaz.workers w join chaz.runs r on r.worker_id = w.id and r.state = 'running'
@@ -52,6 +60,40 @@ async def due(database: Database) -> Due:
         {"crashes": CRASH_LIMIT},
     )
     return Due(**row)
+
+
+async def queue_scheduled(database: Database, *, limit: int = 100) -> int:
+    """Queue the runs whose time has come in sessions that are free; how many sessions there were."""
+
+    async def work(tx: Transaction) -> int:
+        heads = await tx.execute(
+            """
+            select h.session_id from chaz.heads h
+            where h.active_run is null and h.session_id in (
+                select session_id from chaz.runs where state = 'pending' and not_before <= now())
+            order by h.session_id limit %(limit)s for update skip locked
+            """,
+            {"limit": limit},
+        )
+        sessions = [row["session_id"] for row in await heads.fetchall()]
+        await tx.execute(
+            """
+            with next as (
+                select distinct on (session_id) session_id, id from chaz.runs
+                where session_id = any(%(sessions)s) and state = 'pending'
+                    and (not_before is null or not_before <= now())
+                order by session_id, priority desc, trigger_position),
+            queued as (
+                update chaz.runs r set state = 'queued', queued_at = clock_timestamp(),
+                    publish_after = clock_timestamp()
+                from next where r.id = next.id)
+            update chaz.heads h set active_run = next.id from next where h.session_id = next.session_id
+            """,
+            {"sessions": sessions},
+        )
+        return len(sessions)
+
+    return await database.transact(work)
 
 
 async def rescue_lost(database: Database, *, limit: int = 100) -> list[tuple[UUID, UUID]]:
@@ -135,7 +177,14 @@ async def close_late(
                 )
             return await close_run(tx, id, outcome, states=states)
 
-        events = await database.transact(work)
+        try:
+            events = await database.transact(work)
+        except (DatabaseUnavailable, asyncio.CancelledError):
+            raise
+        except Exception:
+            # One bad row never holds up the others.
+            logger.exception("listener: run=%s cannot be closed (%s); going on", row["id"], reason)
+            continue
         if events is not None:
             closed.append((row["id"], reason, events))
     return closed
@@ -148,6 +197,22 @@ _CLOSED_IN: dict[str, tuple[RunState, ...]] = {
     "expired": ("pending", "queued"),
     "unknown-agent": ("queued",),
 }
+
+
+async def forget_processes(database: Database) -> None:
+    """Remove the rows of processes that have been gone for a day."""
+
+    async def work(tx: Transaction) -> None:
+        await tx.execute(
+            """
+            with listeners as (delete from chaz.listeners where seen_at < now() - interval '1 day'),
+            waiters as (delete from chaz.waiters where expires_at < now() - interval '1 day')
+            delete from chaz.workers w where expires_at < now() - interval '1 day'
+                and not exists (select from chaz.runs r where r.worker_id = w.id and r.state = 'running')
+            """
+        )
+
+    await database.transact(work)
 
 
 def _text(reason: str, agent: str) -> str:

@@ -8,7 +8,6 @@ import os
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
@@ -30,6 +29,7 @@ from chaz.runtime.agents import Agent, Agents
 from chaz.runtime.context import build_history
 from chaz.runtime.engine import Answered, Failed, GivenBack, Parked, Record, RunContext
 from chaz.runtime.models import ChatModel, HistoryMessage, resolve_model
+from chaz.runtime.threads import ToolThreads
 from chaz.settings import Settings
 
 logger = logging.getLogger("chaz.worker")
@@ -61,7 +61,7 @@ class WorkerProcess:
         self._database = Database(settings.require_database(), size=settings.database_pool, name="chaz-worker")
         self._audit = AuditPublisher(settings)
         self._models: dict[str, ChatModel] = {}
-        self._executor = ThreadPoolExecutor(settings.executor_threads, thread_name_prefix="chaz-tool")
+        self._threads = ToolThreads(settings.tool_threads)
         self._owned: dict[UUID, _Owned] = {}
         self._unknown: set[Attempt] = set()
         self._stopping = asyncio.Event()
@@ -94,7 +94,6 @@ class WorkerProcess:
             logger.warning("worker: stopping without PostgreSQL (%s); other workers take its runs over", error)
         self._ended.set()
         self._audit.close()
-        self._executor.shutdown(wait=False, cancel_futures=True)
 
     async def _close(self) -> None:
         ends = time.monotonic() + self._settings.shutdown_grace
@@ -104,6 +103,9 @@ class WorkerProcess:
             owned.task.cancel()
         while self._owned and time.monotonic() < ends + 5:
             await asyncio.sleep(0.05)
+        # No beat may renew what is being given up.
+        self._ended.set()
+        await asyncio.to_thread(self._beating.join, self._settings.beat)
         await self._database.transact(lambda tx: workers.leave(tx, self.id))
         await self._database.close()
 
@@ -116,6 +118,7 @@ class WorkerProcess:
             asked = time.monotonic()
             try:
                 if connection is None or connection.closed:
+                    # A beat that waits for its own row's lock is late already.
                     connection = connect_blocking(
                         self._settings.database_url, "chaz-beat", connect_timeout=max(2, int(self._settings.beat))
                     )
@@ -147,8 +150,11 @@ class WorkerProcess:
 
     def check_lease(self, claim: Claim) -> None:
         """Raise StaleAttempt unless the last good beat is so fresh that the lease surely holds."""
-        if time.monotonic() - self._last_beat > self._settings.lease:
+        if not self._lease_is_fresh():
             raise StaleAttempt(claim.run_id, claim.attempt)
+
+    def _lease_is_fresh(self) -> bool:
+        return time.monotonic() - self._last_beat < self._settings.lease
 
     # One run
 
@@ -156,6 +162,9 @@ class WorkerProcess:
         if self._stopping.is_set():
             await self._database.transact(partial(runs.ring_again, run_id=run_id))
             return LetGo("its worker is stopping")
+        if not self._lease_is_fresh():
+            await self._database.transact(partial(runs.ring_again, run_id=run_id))
+            return LetGo("its worker cannot renew its lease")
         claim = await self._database.transact(lambda tx: runs.claim(tx, run_id, agent=agent.name, worker_id=self.id))
         if isinstance(claim, Unclaimed):
             logger.warning(
@@ -258,7 +267,7 @@ class WorkerProcess:
             agent=agent,
             model=self._model(agent.model),
             journal=run_journal,
-            executor=self._executor,
+            threads=self._threads,
             history=history,
             max_steps=claim.max_steps or agent.max_steps,
             steps={stored.step: stored.turn for stored in steps},

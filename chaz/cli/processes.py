@@ -75,22 +75,31 @@ def run_listener(options: argparse.Namespace) -> int:
     return 0
 
 
+def listener_database(settings: Settings) -> Database:
+    """A listener waits for nobody's lock: what is held now is done in a later round."""
+    return Database(
+        settings.require_database(), size=4, name="chaz-listener", rings=False, lock_timeout="200ms", retries=3
+    )
+
+
 async def _listen(settings: Settings) -> None:
-    database = await Database(settings.require_database(), size=4, name="chaz-listener", rings=False).open()
+    database = await listener_database(settings).open()
     try:
         await require_current(database)
         from chaz.audit.publisher import AuditPublisher
         from chaz.broker import check
-        from chaz.celery import make_app, publisher
+        from chaz.celery import RunPublisher, make_app
         from chaz.listener import Listener
 
         check(settings)
         audit = AuditPublisher(settings)
-        listener = Listener(settings, database, publisher(make_app(settings), settings), audit)
+        publisher = RunPublisher(make_app(settings), settings)
+        listener = Listener(settings, database, publisher.publish, audit)
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, listener.stop)
         await listener.run(lambda: _say_ready("listener", settings))
+        publisher.close()
         audit.close()
         logger.info("chaz listener stopped")
     finally:
@@ -138,9 +147,11 @@ def run_worker(options: argparse.Namespace) -> int:
     warnings.filterwarnings("ignore", message="You're running the worker with superuser privileges")
     # Quiet: without the banner; one line says what is served.
     arguments = ["--quiet", "worker", "--loglevel", options.log_level]
+    if options.pool is not None:
+        # Celery takes "prefork" on its command line for its default, and the configured pool over it.
+        app.conf.worker_pool = options.pool
     for flag, value in (
         ("--concurrency", options.concurrency),
-        ("--pool", options.pool),
         ("--hostname", options.name),
     ):
         if value is not None:

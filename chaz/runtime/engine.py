@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Sequence
-from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from typing import Protocol
 from uuid import UUID
@@ -26,6 +25,7 @@ from chaz.runtime.models import (
     ToolMessage,
     ToolSchema,
 )
+from chaz.runtime.threads import ToolThreads
 from chaz.runtime.tools import SPAWN_AGENT, CallContext, SpawnArguments
 
 MODEL_TRIES = 5
@@ -118,7 +118,7 @@ class RunContext:
     agent: Agent
     model: ChatModel
     journal: Journal
-    executor: Executor
+    threads: ToolThreads
     history: list[HistoryMessage]
     max_steps: int
     steps: dict[int, Turn] = field(default_factory=dict[int, Turn])
@@ -249,7 +249,7 @@ async def _execute(context: RunContext, step: int, ordinal: int, call: ToolCall)
     return await tool.call(
         call.arguments,
         CallContext(context.run_id, context.session_id, context.agent.name, step, ordinal),
-        context.executor,
+        context.threads,
     )
 
 

@@ -6,10 +6,10 @@ import asyncio
 import contextvars
 import inspect
 import json
+import logging
 import re
 import types
 from collections.abc import Callable, Mapping
-from concurrent.futures import Executor
 from dataclasses import dataclass
 from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints, overload
 from uuid import UUID
@@ -21,6 +21,9 @@ from chaz.entries import safe_text
 from chaz.errors import AgentsError
 from chaz.outcomes import MAX_RESULT, CallOutcome
 from chaz.runtime.models import ToolSchema
+from chaz.runtime.threads import ToolThreads
+
+logger = logging.getLogger("chaz.worker")
 
 DEFAULT_TIMEOUT = 60.0
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
@@ -98,10 +101,10 @@ class Tool:
             raise ValueError(f"bad arguments for {self.name}: {problems}") from None
         return {name.removeprefix("p_"): getattr(parsed, name) for name in self._arguments.model_fields}
 
-    async def call(self, arguments: str, context: CallContext, executor: Executor) -> CallOutcome:
+    async def call(self, arguments: str, context: CallContext, threads: ToolThreads) -> CallOutcome:
         """Call the function; every mistake becomes an error result for the model, and is never raised.
 
-        A synchronous function runs in ``executor``; past its time-out it is left behind there.
+        A synchronous function runs in a thread; past its time-out it is left behind there.
         """
         try:
             values = self.parse(arguments)
@@ -109,17 +112,21 @@ class Tool:
             return CallOutcome(kind="error", content=str(error))
         if self._context_parameter:
             values[self._context_parameter] = context
+        is_async = inspect.iscoroutinefunction(self.function)
+        if not is_async and not await self._thread_is_free(threads):
+            return CallOutcome(
+                kind="error",
+                content=f"{self.name} was not started: all {threads.limit} threads for tools are busy",
+            )
         token = current_call.set(context)
         deadline = asyncio.timeout(self.timeout)
         try:
             async with deadline:
-                if inspect.iscoroutinefunction(self.function):
+                if is_async:
                     result: object = as_text(await self.function(**values))
                 else:
                     bound = contextvars.copy_context()
-                    result = await asyncio.get_running_loop().run_in_executor(
-                        executor, lambda: bound.run(_text_or_error, self.function, values)
-                    )
+                    result = await threads.run(lambda: bound.run(_text_or_error, self.function, values))
                     if inspect.isawaitable(result):
                         result = as_text(await result)
         # A tool may raise anything, SystemExit and its own TimeoutError included; none of it is the run's end, nor,
@@ -129,6 +136,14 @@ class Tool:
             if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
                 raise
             if isinstance(error, TimeoutError) and deadline.expired():
+                if not is_async:
+                    logger.warning(
+                        "tool %s hangs past its %g s in a thread; %d of %d threads for tools are busy",
+                        self.name,
+                        self.timeout,
+                        threads.busy,
+                        threads.limit,
+                    )
                 return CallOutcome(
                     kind="error", content=f"{self.name} did not end within {self.timeout:g} s; it may still take effect"
                 )
@@ -139,9 +154,19 @@ class Tool:
             return CallOutcome(kind="error", content=safe_text(f"{self.name} raised {_described(result)}", MAX_RESULT))
         return CallOutcome(kind="ok", content=safe_text(str(result), MAX_RESULT))
 
+    async def _thread_is_free(self, threads: ToolThreads) -> bool:
+        """Wait for a thread, as long as the function may take."""
+        try:
+            async with asyncio.timeout(self.timeout):
+                await threads.reserve()
+        except TimeoutError:
+            logger.error("tool %s was not started: all %d threads for tools are busy", self.name, threads.limit)
+            return False
+        return True
+
 
 def _text_or_error(function: Callable[..., Any], values: dict[str, Any]) -> object:
-    """On an executor's thread: the result as text, or what was raised, or what is to be awaited on the loop.
+    """On a thread: the result as text, or what was raised, or what is to be awaited on the loop.
 
     Given back and not raised, because a future takes no StopIteration, and takes a CancelledError for its own.
     """

@@ -17,6 +17,8 @@
 --   doorbell       one row: until when a listener is awake and needs no NOTIFY.
 --   waiters        processes that wait for ends of runs; without one, an end notifies nobody.
 --
+-- Nothing refers to sessions by a foreign key: its check would make a listener wait for whoever holds a session's row.
+--
 -- Locks are taken in this order: heads (by session id), runs (child before parent), tree_budgets, workers.
 --
 -- States that must not happen raise:  CZ001 invalid entry   CZ002 conflict   CZ003 unknown session   CZ004 append-only
@@ -79,7 +81,7 @@ create table chaz.entries (
     constraint entries_recipient check (length(recipient) between 1 and 200),
     constraint entries_content check (length(content) <= 1048576),
     constraint entries_metadata check (jsonb_typeof(metadata) = 'object'),
-    constraint entries_seq check (seq >= 0)
+    constraint entries_seq check (seq >= 0 and (position is not null or seq = 0))
 );
 create index entries_inbox on chaz.entries (session_id, arrival) where position is null;
 create index entries_run on chaz.entries (run_id) where run_id is not null;
@@ -166,13 +168,13 @@ create table chaz.sessions (
 create index sessions_tree on chaz.sessions (root_run_id) where root_run_id is not null;
 
 create table chaz.heads (
-    session_id    uuid   not null constraint heads_pkey primary key constraint heads_session references chaz.sessions,
+    session_id    uuid   not null constraint heads_pkey primary key,
     next_position bigint not null default 1,
     active_run    uuid
 ) with (fillfactor = 70);
 
 create table chaz.attachments (
-    session_id  uuid        not null constraint attachments_session references chaz.sessions,
+    session_id  uuid        not null,
     agent       text        not null,
     lead        boolean     not null default false,
     attached_at timestamptz not null default clock_timestamp(),
@@ -222,7 +224,7 @@ create table chaz.waiters (
 create table chaz.runs (
     id               uuid        not null constraint runs_pkey primary key,
     tenant           text        not null default '',
-    session_id       uuid        not null constraint runs_session references chaz.sessions,
+    session_id       uuid        not null,
     agent            text        not null,
     state            text        not null,
     cause            text        not null,
@@ -275,6 +277,7 @@ create index runs_pending on chaz.runs (session_id, priority desc, trigger_posit
 create index runs_to_publish on chaz.runs (publish_after) where state = 'queued';
 create index runs_of_worker on chaz.runs (worker_id) where state = 'running';
 create index runs_deadline on chaz.runs (deadline) where state in ('pending', 'queued', 'running', 'parked');
+create index runs_scheduled on chaz.runs (not_before) where state = 'pending' and not_before is not null;
 create index runs_expiry on chaz.runs (expires_at) where state in ('pending', 'queued') and expires_at is not null;
 create index runs_tree on chaz.runs (root_run_id);
 create index runs_children on chaz.runs (parent_run_id) where parent_run_id is not null;

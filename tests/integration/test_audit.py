@@ -218,10 +218,7 @@ async def test_two_consumers_share(
     assert in_queue(broker, dead=True) == []
 
 
-async def test_telling_never_waits_for_a_broker(
-    stations: Stations, broker: Broker, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("chaz.audit.publisher.BUFFER", 10)
+async def test_telling_never_waits_for_a_broker(stations: Stations, broker: Broker) -> None:
     events = await told(stations, calls=10)
     # A broker that takes connections and says nothing, and one that is not there.
     with socket.create_server(("127.0.0.1", 0)) as silent, socket.create_server(("127.0.0.1", 0)) as other:
@@ -230,7 +227,7 @@ async def test_telling_never_waits_for_a_broker(
         for port in ports:
             scheme = broker.url.partition("://")[0]
             publisher = AuditPublisher(
-                broker.settings().model_copy(update={"broker_url": f"{scheme}://127.0.0.1:{port}"})
+                broker.settings().model_copy(update={"broker_url": f"{scheme}://127.0.0.1:{port}"}), buffer=10
             )
             started = time.monotonic()
             for _ in range(5):

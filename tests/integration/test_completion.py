@@ -185,11 +185,11 @@ async def test_a_parent_that_has_ended_is_left_alone(stations: Stations) -> None
 
 async def test_from_outside_a_run_is_ended_in_the_states_named_only(stations: Stations) -> None:
     claim = await stations.claimed("s")
-    assert await stations.close(claim.run_id, "pending", "queued", "parked") == []
+    assert await stations.close(claim.run_id, "pending", "queued", "parked") is None
     assert await stations.state(claim.run_id) == "running"
-    await stations.close(claim.run_id, "running")
+    assert await stations.close(claim.run_id, "running") == []
     assert await stations.state(claim.run_id) == "failed"
-    assert await stations.close(uuid4(), "running") == []
+    assert await stations.close(uuid4(), "running") is None
 
 
 async def test_the_end_of_a_waiting_run_leaves_the_active_one(stations: Stations) -> None:

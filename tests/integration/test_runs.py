@@ -59,9 +59,25 @@ async def test_a_delivery_that_comes_to_nothing_says_why(stations: Stations) -> 
     await stations.place()
     assert await stations.try_to_claim(active, agent="child") == Unclaimed("other agent", "solo")
     assert await stations.try_to_claim(waiting) == Unclaimed("not queued", "pending")
-    assert await stations.try_to_claim(later) == Unclaimed("not yet")
+    assert (await why_unclaimed(stations, later)) == "not yet"
     await stations.end(await stations.claim(active))
     assert await stations.try_to_claim(active) == Unclaimed("not queued", "succeeded")
+
+
+async def why_unclaimed(stations: Stations, run: UUID, worker: UUID | None = None) -> str:
+    claim = await stations.try_to_claim(run, worker=worker)
+    assert isinstance(claim, Unclaimed)
+    return claim.why
+
+
+async def test_a_worker_whose_lease_has_run_out_claims_nothing(stations: Stations) -> None:
+    run = await stations.send("s")
+    await stations.place()
+    lapsed = uuid4()
+    stations.beat(timedelta(seconds=-1), lapsed)
+    assert (await why_unclaimed(stations, run, lapsed)) == "not yet"
+    stations.beat(timedelta(minutes=1), lapsed)
+    await stations.claim(run, worker=lapsed)
 
 
 async def test_a_second_claim_is_a_new_attempt_that_sees_the_same(stations: Stations) -> None:
@@ -122,6 +138,14 @@ async def test_the_first_claim_takes_the_messages_that_wait_for_the_same_agent(s
     for run in (first, *same):
         assert chaz.result(run).get(timeout=5) == "to all three"
     assert await stations.state(directive) == "queued"
+
+
+async def test_a_message_whose_time_has_not_come_is_not_taken_over(stations: Stations) -> None:
+    first = await stations.say("s", "one", recipient="solo")
+    later = await stations.say("s", "later", recipient="solo", countdown=timedelta(hours=1))
+    await stations.place()
+    await stations.claim(first)
+    assert await stations.state(later) == "pending"
 
 
 async def test_a_directive_takes_nothing_over(stations: Stations) -> None:
@@ -307,7 +331,7 @@ async def test_given_back_it_is_queued_for_anybody(stations: Stations) -> None:
 async def test_given_back_for_a_time_it_is_not_claimed_before(stations: Stations) -> None:
     claim = await stations.claimed("s")
     await stations.give_back(claim, wait=3600)
-    assert await stations.try_to_claim(claim.run_id) == Unclaimed("not yet")
+    assert (await why_unclaimed(stations, claim.run_id)) == "not yet"
     assert await publishable(stations) == []
 
 

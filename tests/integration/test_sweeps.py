@@ -50,7 +50,7 @@ async def test_the_runs_of_a_lost_worker_are_queued_again(stations: Stations) ->
     row = await stations.run(lost.run_id)
     assert (row["state"], row["crashes"], row["worker_id"]) == ("queued", 1, None)
     assert await stations.state(alive.run_id) == "running"
-    assert (await stations.claim(lost.run_id)).attempt == 2
+    assert (await stations.claim(lost.run_id, worker=uuid4())).attempt == 2
 
 
 async def test_a_worker_with_a_fresh_lease_keeps_its_runs(stations: Stations) -> None:

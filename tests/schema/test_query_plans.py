@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from datetime import timedelta
 from typing import Any, TypeVar, cast
 from uuid import UUID, uuid4
 
@@ -157,10 +158,11 @@ async def test_publishing(explaining: ExplainingDatabase) -> None:
 
 
 async def test_claiming_reading_and_ending(explaining: ExplainingDatabase, stations: Stations) -> None:
-    run = await first_run(stations)
+    run, worker = await first_run(stations), uuid4()
+    stations.beat(timedelta(hours=1), worker)
 
     async def claim_read_and_end(database: Database) -> None:
-        claim = await database.transact(lambda tx: runs.claim(tx, run, agent="solo", worker_id=uuid4()))
+        claim = await database.transact(lambda tx: runs.claim(tx, run, agent="solo", worker_id=worker))
         assert isinstance(claim, runs.Claim)
         await database.transact(
             lambda tx: sessionlog.context_entries(tx, session_id=claim.session_id, run_id=run, read_to=claim.read_to)

@@ -31,7 +31,7 @@ URL = "postgresql://ada:hunter2@db.example:5433/app"
         ("CHAZ_UNKNOWN_AGENT_GRACE", "0", "unknown_agent_grace", 0.0),
         ("CHAZ_SHUTDOWN_GRACE", "0", "shutdown_grace", 0.0),
         ("CHAZ_DATABASE_POOL", "3", "database_pool", 3),
-        ("CHAZ_EXECUTOR_THREADS", "5", "executor_threads", 5),
+        ("CHAZ_TOOL_THREADS", "5", "tool_threads", 5),
     ],
 )
 def test_each_variable_is_read(variable: str, value: str, field: str, expected: object) -> None:
@@ -65,7 +65,7 @@ def test_overrides_win_unless_they_are_none() -> None:
         ("CHAZ_SHUTDOWN_GRACE", "-0.1"),
         ("CHAZ_DATABASE_POOL", "0"),
         ("CHAZ_DATABASE_POOL", "2.5"),
-        ("CHAZ_EXECUTOR_THREADS", "many"),
+        ("CHAZ_TOOL_THREADS", "many"),
         ("CHAZ_BROKER_PREFIX", "two words"),
         ("CHAZ_BROKER_PREFIX", "x" * 61),
         ("CHAZ_BROKER_PREFIX", "line\n"),

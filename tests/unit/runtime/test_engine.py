@@ -6,8 +6,7 @@ import asyncio
 import json
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 from uuid import UUID
@@ -29,6 +28,7 @@ from chaz.runtime.models import (
     UserMessage,
     resolve_model,
 )
+from chaz.runtime.threads import ToolThreads
 from chaz.runtime.tools import CallContext, Tool, tool
 from chaz.testing import eventually_async
 
@@ -173,16 +173,15 @@ def agent(*tools: Tool | str, **changes: Any) -> Agent:
 
 
 @pytest.fixture
-def executor() -> Iterator[ThreadPoolExecutor]:
-    with ThreadPoolExecutor(4) as executor:
-        yield executor
+def threads() -> ToolThreads:
+    return ToolThreads(4)
 
 
 Make = Callable[..., RunContext]
 
 
 @pytest.fixture
-def make(executor: ThreadPoolExecutor) -> Make:
+def make(threads: ToolThreads) -> Make:
     """A run of this agent and model, as its journal has it so far."""
 
     def make(of: Agent, model: ChatModel, journal: Recorder, *, text: str = "go", **changes: Any) -> RunContext:
@@ -193,7 +192,7 @@ def make(executor: ThreadPoolExecutor) -> Make:
             agent=of,
             model=model,
             journal=journal,
-            executor=executor,
+            threads=threads,
             history=[UserMessage(text=text)],
             max_steps=of.max_steps,
             steps=journal.steps,

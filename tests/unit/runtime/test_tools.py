@@ -8,8 +8,7 @@ import dataclasses
 import json
 import math
 import threading
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable
 from datetime import UTC, datetime
 from enum import Enum
 from pathlib import Path
@@ -21,27 +20,28 @@ from pydantic import BaseModel, Field
 
 from chaz.errors import AgentsError
 from chaz.outcomes import CallOutcome
+from chaz.runtime.threads import ToolThreads
 from chaz.runtime.tools import BUILT_IN, SPAWN_AGENT, CallContext, SpawnArguments, Tool, as_text, current_call, tool
+from chaz.testing import eventually_async
 
 CALL = CallContext(run_id=UUID(int=1), session_id=UUID(int=2), agent="reader", step=3, ordinal=4)
 
 
 @pytest.fixture
-def executor() -> Iterator[ThreadPoolExecutor]:
-    with ThreadPoolExecutor(4) as executor:
-        yield executor
+def threads() -> ToolThreads:
+    return ToolThreads(4)
 
 
 Call = Callable[..., CallOutcome]
 
 
 @pytest.fixture
-def call(executor: ThreadPoolExecutor) -> Call:
+def call(threads: ToolThreads) -> Call:
     """Call a tool as the engine does."""
 
     def call(made: Tool, arguments: str = "{}") -> CallOutcome:
         try:
-            return asyncio.run(made.call(arguments, CALL, executor))
+            return asyncio.run(made.call(arguments, CALL, threads))
         except KeyboardInterrupt:
             # It would end pytest.
             pytest.fail("the tool's KeyboardInterrupt got through")
@@ -198,7 +198,7 @@ def test_code_in_a_tool_knows_that_it_is_in_one(call: Call) -> None:
     assert seen == [CALL, CALL]
 
 
-def test_after_a_tool_nobody_is_in_one(executor: ThreadPoolExecutor) -> None:
+def test_after_a_tool_nobody_is_in_one(threads: ToolThreads) -> None:
     @tool
     async def fails() -> None:
         """Fail."""
@@ -210,9 +210,10 @@ def test_after_a_tool_nobody_is_in_one(executor: ThreadPoolExecutor) -> None:
 
     async def both() -> None:
         for made in (fails, works, cook):
-            await made.call("{}", CALL, executor)
+            await made.call("{}", CALL, threads)
             assert current_call.get() is None
-        assert await asyncio.get_running_loop().run_in_executor(executor, current_call.get) is None
+        await threads.reserve()
+        assert await threads.run(current_call.get) is None
 
     asyncio.run(both())
 
@@ -410,7 +411,7 @@ def test_an_async_tool_ends_at_its_time_out(call: Call) -> None:
     assert ended == ["cleaned up"]
 
 
-def test_a_sync_tool_is_left_behind_at_its_time_out(executor: ThreadPoolExecutor) -> None:
+def test_a_sync_tool_is_left_behind_at_its_time_out(threads: ToolThreads) -> None:
     release, ended = threading.Event(), threading.Event()
 
     @tool(timeout=0.05)
@@ -421,7 +422,7 @@ def test_a_sync_tool_is_left_behind_at_its_time_out(executor: ThreadPoolExecutor
 
     async def in_time() -> CallOutcome:
         try:
-            return await hangs.call("{}", CALL, executor)
+            return await hangs.call("{}", CALL, threads)
         finally:
             assert not ended.is_set()
             release.set()
@@ -432,7 +433,7 @@ def test_a_sync_tool_is_left_behind_at_its_time_out(executor: ThreadPoolExecutor
     assert ended.wait(30)
 
 
-def test_a_cancelled_call_is_cancelled(executor: ThreadPoolExecutor) -> None:
+def test_a_cancelled_call_is_cancelled(threads: ToolThreads) -> None:
     async def cancel() -> None:
         started = asyncio.Event()
 
@@ -442,7 +443,7 @@ def test_a_cancelled_call_is_cancelled(executor: ThreadPoolExecutor) -> None:
             started.set()
             await asyncio.Event().wait()
 
-        task = asyncio.create_task(waits.call("{}", CALL, executor))
+        task = asyncio.create_task(waits.call("{}", CALL, threads))
         await started.wait()
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -451,7 +452,7 @@ def test_a_cancelled_call_is_cancelled(executor: ThreadPoolExecutor) -> None:
     asyncio.run(cancel())
 
 
-def test_sync_tools_do_not_hold_up_the_loop(executor: ThreadPoolExecutor) -> None:
+def test_sync_tools_do_not_hold_up_the_loop(threads: ToolThreads) -> None:
     together = threading.Barrier(2, timeout=30)
 
     @tool
@@ -461,6 +462,38 @@ def test_sync_tools_do_not_hold_up_the_loop(executor: ThreadPoolExecutor) -> Non
         return "met"
 
     async def both() -> list[CallOutcome]:
-        return await asyncio.gather(*(meet.call("{}", CALL, executor) for _ in range(2)))
+        return await asyncio.gather(*(meet.call("{}", CALL, threads) for _ in range(2)))
 
     assert asyncio.run(both()) == [ok("met"), ok("met")]
+
+
+def test_without_a_free_thread_a_sync_tool_is_not_started() -> None:
+    ran: list[str] = []
+    released = threading.Event()
+
+    @tool(timeout=0.2)
+    def hang() -> None:
+        """Hang."""
+        released.wait(20)
+
+    @tool(timeout=0.2)
+    def later() -> None:
+        """Run."""
+        ran.append("later")
+
+    async def both() -> tuple[CallOutcome, CallOutcome, CallOutcome]:
+        threads = ToolThreads(1)
+        hung, refused = await hang.call("{}", CALL, threads), await later.call("{}", CALL, threads)
+        assert threads.busy == 1
+        released.set()
+        await eventually_async(lambda: _is(threads.busy == 0))
+        return hung, refused, await later.call("{}", CALL, threads)
+
+    hung, refused, done = asyncio.run(both())
+    assert hung.content == "hang did not end within 0.2 s; it may still take effect"
+    assert refused == CallOutcome(kind="error", content="later was not started: all 1 threads for tools are busy")
+    assert (done.kind, ran) == ("ok", ["later"])
+
+
+async def _is(what: bool) -> bool:
+    return what

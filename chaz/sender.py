@@ -1,0 +1,148 @@
+"""Puts things on the broker from a thread of its own, so that nobody who hands them over waits for it.
+
+Whoever uses it can send again what is lost here (a full buffer, a killed process): PostgreSQL has all of it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import queue
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from typing import Generic, TypeVar
+
+from kombu import Connection, Producer, Queue
+
+from chaz.broker import connect, forgets_bindings, sender_options
+from chaz.settings import Settings, without_secrets
+
+T = TypeVar("T")
+
+BUFFER = 10_000
+LONGEST_PAUSE = 5.0
+
+
+class Link:
+    """A connection to the broker, for as long as it lasts."""
+
+    def __init__(self, connection: Connection, *, declare_always: bool) -> None:
+        self.refusals = connection.channel_errors
+        """What the broker raises when it refuses one thing, and goes on with others."""
+        self.producer: Producer = connection.Producer(serializer="json")
+        self._connection = connection
+        self._declare_always = declare_always
+
+    def declare(self, queues: Iterable[Queue]) -> None:
+        """Make sure of queues on a broker that forgets them with its data; elsewhere the producer sees to it."""
+        if self._declare_always:
+            for queue_ in queues:
+                queue_(self._connection.default_channel).declare()
+
+    def renew(self) -> None:
+        """Go on after a refusal, which has closed the channel."""
+        self.producer.revive(self._connection.channel())
+
+
+class Sender(Generic[T]):
+    """One per process and purpose; its thread starts with the first :meth:`put`, and again after a fork.
+
+    ``send`` gets a link and what is to go over it, ``batch`` things at most. What it raises cuts the link; then the
+    same things are sent over a new one.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        settings: Settings,
+        send: Callable[[Link, Sequence[T]], None],
+        *,
+        batch: int,
+        buffer: int = BUFFER,
+    ) -> None:
+        self.dropped = 0
+        self._name = name
+        self._logger = logging.getLogger(f"chaz.{name}")
+        self._settings = settings
+        self._send = send
+        self._batch = batch
+        self._waiting: queue.Queue[T | None] = queue.Queue(buffer)
+        self._stopped = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._pid = 0
+        self._starting = threading.Lock()
+
+    def put(self, things: Sequence[T]) -> None:
+        """Hand things over. With the buffer full they are dropped. Never blocks."""
+        if not things:
+            return
+        self._start()
+        for thing in things:
+            try:
+                self._waiting.put_nowait(thing)
+            except queue.Full:
+                if not self.dropped:
+                    self._logger.warning("%s: the buffer is full; what is dropped is sent again later", self._name)
+                self.dropped += 1
+
+    def close(self, timeout: float = 5.0) -> None:
+        """Send what is buffered, for ``timeout`` seconds at most, and stop."""
+        thread, self._thread = self._thread, None
+        if thread is None or self._pid != os.getpid():
+            return
+        self._stopped.set()
+        # It only wakes a thread that waits for something; with a full buffer none does.
+        with contextlib.suppress(queue.Full):
+            self._waiting.put_nowait(None)
+        thread.join(timeout)
+
+    def _start(self) -> None:
+        with self._starting:
+            if self._thread is None or self._pid != os.getpid():
+                self._pid = os.getpid()
+                self._thread = threading.Thread(target=self._run, name=f"chaz-{self._name}", daemon=True)
+                self._thread.start()
+
+    def _run(self) -> None:
+        pause = 0.1
+        things: list[T] = []
+        while True:
+            try:
+                with connect(self._settings, sender_options(self._settings), heartbeat=0) as connection:
+                    link = Link(connection, declare_always=forgets_bindings(self._settings))
+                    while things or (things := self._next_batch()):
+                        self._send(link, things)
+                        things = []
+                        pause = 0.1
+                return
+            except Exception as error:
+                if self._stopped.is_set():
+                    self._logger.warning("%s: %d are left to be sent again later (%s)", self._name, len(things), error)
+                    return
+                self._logger.warning(
+                    "%s: the broker at %s takes nothing (%s); trying again",
+                    self._name,
+                    without_secrets(self._settings.broker_url),
+                    error,
+                )
+                self._stopped.wait(pause)
+                pause = min(pause * 2, LONGEST_PAUSE)
+
+    def _next_batch(self) -> list[T]:
+        """What there is, a batch at most; empty at the end."""
+        if self._stopped.is_set() and self._waiting.empty():
+            return []
+        first = self._waiting.get()
+        if first is None:
+            return []
+        things = [first]
+        while len(things) < self._batch:
+            try:
+                thing = self._waiting.get_nowait()
+            except queue.Empty:
+                break
+            if thing is None:
+                break
+            things.append(thing)
+        return things
