@@ -40,9 +40,8 @@ class Waiter:
     """All waits of one loop. A thousand of them are one connection."""
 
     def __init__(self, database: Database, listen_url: str) -> None:
-        self._id = uuid4()
         self._database = database
-        self._subscription = Subscription(listen_url, [DONE], name="chaz-wait")
+        self._listen_url = listen_url
         self._waits: dict[UUID, set[asyncio.Future[Row]]] = defaultdict(set)
         self._task: asyncio.Task[None] | None = None
         self._listening = asyncio.Event()
@@ -83,39 +82,43 @@ class Waiter:
                 await self._task
 
     async def _listen(self) -> None:
+        # Its own, because a next task may begin while this one lets go.
+        id, subscription = uuid4(), Subscription(self._listen_url, [DONE], name="chaz-wait")
         registered = idle_since = 0.0
         try:
             while True:
                 try:
-                    if not self._subscription.connected:
-                        await self._subscription.connect()
+                    if not subscription.connected:
+                        await subscription.connect()
                         registered = 0.0
                     if time.monotonic() - registered > REGISTERED_FOR / 3:
-                        await self._register(REGISTERED_FOR)
+                        await self._register(id, REGISTERED_FOR)
                         registered = time.monotonic()
                     self._listening.set()
                     if self._waits:
                         idle_since = time.monotonic()
                     elif time.monotonic() - idle_since > IDLE_FOR:
+                        # From here on a new wait starts a new task.
+                        self._task = None
                         return
-                    await self._look(await self._ended_or_poll())
+                    await self._look(await self._ended_or_poll(subscription))
                 except Exception as error:
                     # All waits of the process hang on this task: whatever it was, they go on by polling.
                     logger.warning("waiting: %s; polling until it is back", error, exc_info=not _expected(error))
                     self._listening.set()
-                    await self._subscription.close()
+                    await subscription.close()
                     await asyncio.sleep(LAST_POLL)
                     with contextlib.suppress(Exception):
                         await self._look(list(self._waits))
         finally:
             with contextlib.suppress(ChazError):
                 if registered:
-                    await self._register(0)
-            await self._subscription.close()
+                    await self._register(id, 0)
+            await subscription.close()
 
-    async def _ended_or_poll(self) -> list[UUID]:
+    async def _ended_or_poll(self, subscription: Subscription) -> list[UUID]:
         """Runs to look at: the one notified, or after a while all that are waited for."""
-        payloads = await self._subscription.wait(self._poll)
+        payloads = await subscription.wait(self._poll)
         if payloads:
             # Anybody may notify anything, so what is no id of ours is no mistake.
             return [id for id in self._waits if str(id) in payloads]
@@ -132,14 +135,14 @@ class Waiter:
                     if not future.done():
                         future.set_result(status)
 
-    async def _register(self, seconds: float) -> None:
+    async def _register(self, id: UUID, seconds: float) -> None:
         async def work(tx: Transaction) -> None:
             await tx.execute(
                 """
                 insert into chaz.waiters (id, expires_at) values (%(id)s, now() + %(seconds)s * interval '1 second')
                 on conflict (id) do update set expires_at = excluded.expires_at
                 """,
-                {"id": self._id, "seconds": seconds},
+                {"id": id, "seconds": seconds},
             )
 
         await self._database.transact(work)

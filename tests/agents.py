@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import threading
 
 import psycopg
 
@@ -39,7 +40,24 @@ def failing(why: str) -> str:
     raise RuntimeError(why)
 
 
-solo = Agent("solo", instructions="Work alone.", model="scripted", tools=[word_count, record_effect, slow, failing])
+@tool(timeout=1)
+def hang() -> None:
+    """Never end."""
+    threading.Event().wait()
+
+
+@tool
+def kill_process() -> None:
+    """Take the process down."""
+    os._exit(1)
+
+
+solo = Agent(
+    "solo",
+    instructions="Work alone.",
+    model="scripted",
+    tools=[word_count, record_effect, slow, failing, hang, kill_process],
+)
 child = Agent("child", instructions="Do as you are told.", model="scripted", tools=[word_count, record_effect, slow])
 parent = Agent(
     "parent",

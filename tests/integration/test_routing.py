@@ -113,9 +113,12 @@ async def test_a_publication_says_where_to_and_in_what_order(stations: Stations)
     }
 
 
-async def test_a_run_that_is_to_start_later_is_not_published_now(stations: Stations) -> None:
+async def test_a_run_that_is_to_start_later_is_pending_and_in_nobodys_way(stations: Stations) -> None:
     run = await stations.send("s", countdown=timedelta(hours=1))
     assert (await stations.place()).publications == []
+    assert await stations.state(run) == "pending"
+    await stations.end(await stations.claimed("s", "now"))
+    assert await stations.state(run) == "pending"
     row = await stations.run(run)
     assert row["publish_after"] == row["not_before"]
     assert row["deadline"] == row["not_before"] + timedelta(hours=1)
@@ -144,6 +147,7 @@ BAD_OPTIONS: dict[str, Any] = {
     "past any entry": {"timeout": "x" * 1_100_000},
     "before any date": {"not_before": "0001-01-01T00:00:00+14:00"},
     "the last day": {"not_before": "9999-12-31T23:59:59+00:00"},
+    "no time zone": {"not_before": "2030-01-01T00:00:00"},
 }
 
 

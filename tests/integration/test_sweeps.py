@@ -170,6 +170,35 @@ async def test_after_an_unknown_agent_the_next_one_leads(stations: Stations, dat
     assert (await stations.run(message))["agent"] == "solo"
 
 
+async def test_a_run_whose_time_has_come_is_queued_if_its_session_is_free(
+    stations: Stations, database: ScratchDatabase
+) -> None:
+    later, latest = [await stations.send("s", countdown=timedelta(hours=hours)) for hours in (1, 2)]
+    claim = await stations.claimed("s", "now")
+    for run in (latest, later):
+        past(database, "not_before", run)
+    assert not (await sweeps.due(stations.database)).scheduled
+    assert await sweeps.queue_scheduled(stations.database) == 0
+    await stations.end(claim)
+    assert [await stations.state(run) for run in (later, latest)] == ["queued", "pending"]
+
+
+async def test_listeners_share_what_is_scheduled(stations: Stations, database: ScratchDatabase) -> None:
+    runs = [await stations.send(session, countdown=timedelta(hours=1)) for session in ("s", "t")]
+    await stations.place()
+    assert not (await sweeps.due(stations.database)).scheduled
+    for run in runs:
+        past(database, "not_before", run)
+    assert (await sweeps.due(stations.database)).scheduled
+    with database.connect() as other:
+        other.execute("select from chaz.heads order by session_id limit 1 for update")
+        assert await sweeps.queue_scheduled(stations.database) == 1
+    assert await sweeps.queue_scheduled(stations.database) == 1
+    assert [await stations.state(run) for run in runs] == ["queued", "queued"]
+    (heads,) = await stations.fetch("select count(*) from chaz.heads where active_run is not null")
+    assert heads["count"] == 2
+
+
 async def test_sweeps_of_two_listeners_share(stations: Stations, database: ScratchDatabase) -> None:
     one, two = await stations.claimed("s"), await stations.claimed("t")
     stations.beat(GONE)

@@ -1,0 +1,133 @@
+"""Brokers that forget, freeze or refuse: the listener goes on, and each run is delivered in the end."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import closing
+
+import pytest
+from kombu import Connection, Exchange, Queue
+
+from chaz import Chaz
+from chaz.broker import run_queue
+from chaz.testing import eventually
+from tests.fixtures.broker import Broker, both_brokers
+from tests.fixtures.model import answer, call, calls, script
+from tests.fixtures.postgres import ScratchDatabase
+from tests.fixtures.processes import Processes
+
+pytestmark = [pytest.mark.chaos, pytest.mark.timeout(180)]
+
+SOON = {"sweep": "1"}
+
+
+def test_a_flushed_broker_loses_no_run_and_no_later_event(
+    processes: Processes, database: ScratchDatabase, broker: Broker
+) -> None:
+    processes.listener(**SOON)
+    processes.audit()
+    processes.worker()
+    with Chaz(database.url) as chaz:
+        assert chaz.session("talk").direct("solo", "before").get(timeout=30) == "You said: before"
+
+        forget_everything(broker)
+
+        wanted = script(calls(call("word_count", text="a b")), answer("after {{results}}"))
+        assert chaz.session("talk").direct("solo", wanted).get(timeout=60) == "after 2"
+    eventually(lambda: database.value("select count(*) from chaz.entries where seq > 0") == 2, within=30)
+
+
+def forget_everything(broker: Broker) -> None:
+    """As FLUSHALL does, but for other tests' keys."""
+    with broker.connect() as connection:
+        client = connection.default_channel.client  # pyright: ignore[reportAttributeAccessIssue, reportUnknownVariableType, reportUnknownMemberType]
+        for key in client.scan_iter(match=f"{broker.prefix}:*"):  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]
+            client.execute_command("DEL", key)  # pyright: ignore[reportUnknownMemberType]
+
+
+class FreezingProxy:
+    """Hands bytes on until it is told to freeze."""
+
+    def __init__(self, host: str, port: int) -> None:
+        self._target = (host, port)
+        self._server = socket.create_server(("127.0.0.1", 0))
+        self.port: int = self._server.getsockname()[1]
+        self._thawed = threading.Event()
+        self._thawed.set()
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def freeze(self) -> None:
+        self._thawed.clear()
+
+    def close(self) -> None:
+        self._thawed.set()
+        self._server.close()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                near, _ = self._server.accept()
+            except OSError:
+                return
+            far = socket.create_connection(self._target)
+            for source, sink in ((near, far), (far, near)):
+                threading.Thread(target=self._pump, args=(source, sink), daemon=True).start()
+
+    def _pump(self, source: socket.socket, sink: socket.socket) -> None:
+        with closing(source), closing(sink):
+            try:
+                while data := source.recv(65536):
+                    self._thawed.wait()
+                    sink.sendall(data)
+            except OSError:
+                return
+
+
+@pytest.fixture
+def proxy(request: pytest.FixtureRequest, broker: Broker) -> Iterator[FreezingProxy]:
+    host, _, port = broker.url.rpartition("@")[2].partition("/")[0].partition(":")
+    proxy = FreezingProxy(host, int(port))
+    yield proxy
+    proxy.close()
+
+
+@both_brokers
+def test_a_listener_waits_for_no_frozen_broker(
+    processes: Processes, database: ScratchDatabase, broker: Broker, proxy: FreezingProxy
+) -> None:
+    login, _, rest = broker.url.rpartition("@")
+    through = f"{login}@127.0.0.1:{proxy.port}/{rest.partition('/')[2]}"
+    listener = processes.listener(broker_url=through, **SOON)
+    processes.worker()
+    with Chaz(database.url) as chaz:
+        assert chaz.session("talk").direct("solo", "before").get(timeout=30) == "You said: before"
+
+        proxy.freeze()
+        # The first one is on its way when the broker falls silent; the second must be placed all the same.
+        chaz.session("one").direct("solo", "first")
+        eventually(lambda: database.value("select count(*) from chaz.runs") == 2)
+        chaz.session("two").direct("solo", "second")
+        eventually(lambda: database.value("select count(*) from chaz.runs") == 3)
+
+    listener.stop()
+
+
+@pytest.mark.parametrize("broker", ["rabbitmq"], indirect=True)
+def test_one_agent_s_broken_queue_holds_up_nobody_else(
+    processes: Processes, database: ScratchDatabase, broker: Broker
+) -> None:
+    name = run_queue(broker.prefix, "child").name
+    with Connection(broker.url) as connection:
+        Queue(name, Exchange(f"{broker.prefix}.other"), durable=True)(connection.default_channel).declare()
+    processes.listener(**SOON)
+    processes.worker("-Q", run_queue(broker.prefix, "solo").name)
+
+    with Chaz(database.url) as chaz, database.connect() as connection:
+        broken = [chaz.session(f"b{n}").direct("child", "Hi", connection=connection) for n in range(3)]
+        sound = [chaz.session(f"s{n}").direct("solo", "Hi", connection=connection) for n in range(3)]
+        connection.commit()
+
+        assert [handle.get(timeout=30) for handle in sound] == ["You said: Hi"] * 3
+        assert {handle.state for handle in broken} == {"queued"}
