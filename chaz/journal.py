@@ -8,16 +8,16 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 from uuid import UUID
 
 from psycopg.types.json import Jsonb
 
-from chaz.database import Transaction
+from chaz.database import Row, Transaction
 from chaz.deliveries import AuditEvent, event_body
 from chaz.entries import derived_id, safe_text
 from chaz.outcomes import MAX_RESULT, CallOutcome, ToolCall, Turn, Usage
-from chaz.runs import Claim, fence
+from chaz.runs import Claim, Number, fence
 
 MAX_NAME = 200
 
@@ -70,8 +70,8 @@ def _stored_call(row: Mapping[str, Any]) -> StoredCall:
     )
 
 
-async def store_step(tx: Transaction, claim: Claim, *, step: int, turn: Turn, version: str, usage: Usage) -> None:
-    """Store the model's turn, before any of its calls runs. ``usage`` is the run's, this turn included."""
+async def store_step(tx: Transaction, claim: Claim, *, step: int, turn: Turn, version: str, usage: Usage) -> bool:
+    """Store the model's turn, before any of its calls runs. ``usage`` is the run's, this turn included. True."""
     await fence(tx, claim)
     # ASCII escapes, so that whatever a model wrote (NUL, lone surrogates) is kept as it came.
     text = json.dumps(turn.model_dump(mode="json"), ensure_ascii=True)
@@ -95,6 +95,16 @@ async def store_step(tx: Transaction, claim: Claim, *, step: int, turn: Turn, ve
             "root": claim.root_run_id,
         },
     )
+    return True
+
+
+async def has_step(tx: Transaction, claim: Claim, *, step: int) -> bool | None:
+    """True if this attempt has stored the turn already, else None."""
+    cursor = await tx.execute(
+        "select from chaz.steps where run_id = %(run)s and step = %(step)s and attempt = %(attempt)s",
+        {"run": claim.run_id, "step": step, "attempt": claim.attempt},
+    )
+    return True if await cursor.fetchone() is not None else None
 
 
 async def start_call(tx: Transaction, claim: Claim, *, step: int, ordinal: int, call: ToolCall) -> AuditEvent:
@@ -130,6 +140,52 @@ async def finish_call(
     event = await _event(tx, claim, "tool_result", step, ordinal, call, content=outcome.content, outcome=outcome.kind)
     await close_call(tx, event)
     return event
+
+
+async def told_call(tx: Transaction, claim: Claim, *, step: int, ordinal: int, call: ToolCall) -> AuditEvent | None:
+    """The event of a call that this attempt has stored already, else None."""
+    row = await _call_row(tx, claim, step, ordinal)
+    if row is None or row["attempt"] != claim.attempt:
+        return None
+    return _told(claim, row, "tool_call", row["call_position"], Number(row["call_seq"], row["started_at"]))
+
+
+async def told_result(tx: Transaction, claim: Claim, *, step: int, ordinal: int, call: ToolCall) -> AuditEvent | None:
+    """The event of a result that has been stored already, else None."""
+    row = await _call_row(tx, claim, step, ordinal)
+    if row is None or row["result_seq"] is None:
+        return None
+    return _told(claim, row, "tool_result", row["result_position"], Number(row["result_seq"], row["ended_at"]))
+
+
+async def _call_row(tx: Transaction, claim: Claim, step: int, ordinal: int) -> Row | None:
+    cursor = await tx.execute(
+        "select * from chaz.calls where run_id = %(run)s and step = %(step)s and ordinal = %(ordinal)s",
+        {"run": claim.run_id, "step": step, "ordinal": ordinal},
+    )
+    return await cursor.fetchone()
+
+
+def _told(
+    claim: Claim, row: Row, kind: Literal["tool_call", "tool_result"], position: int, number: Number
+) -> AuditEvent:
+    return AuditEvent(
+        kind=kind,
+        session=claim.session_id,
+        tenant=claim.tenant,
+        position=position,
+        seq=number.seq,
+        at=number.at,
+        run=claim.run_id,
+        agent=claim.agent,
+        attempt=claim.attempt,
+        step=row["step"],
+        ordinal=row["ordinal"],
+        call_id=row["call_id"],
+        tool=row["tool"],
+        outcome=row["outcome"] if kind == "tool_result" else "",
+        content=row["result"] if kind == "tool_result" else row["arguments"],
+    )
 
 
 async def close_call(tx: Transaction, event: AuditEvent) -> None:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
+from typing import TypeVar
 from uuid import UUID, uuid4
 
 import psycopg
@@ -33,6 +35,11 @@ from chaz.runtime.threads import ToolThreads
 from chaz.settings import Settings
 
 logger = logging.getLogger("chaz.worker")
+
+T = TypeVar("T")
+
+LOST_PAUSE = 0.5
+"""Seconds between two tries of a write whose connection was lost."""
 
 
 @dataclass(frozen=True)
@@ -283,7 +290,11 @@ class WorkerProcess:
 
 
 class RunJournal:
-    """The engine's journal, in PostgreSQL; what it stores it then tells to the audit trail."""
+    """The engine's journal, in PostgreSQL; what it stores it then tells to the audit trail.
+
+    A write whose connection is lost is tried again for as long as the lease surely holds: a model's turn or a tool's
+    result is too dear to be lost to a restart of the database. Whether the lost one was committed is looked up first.
+    """
 
     def __init__(
         self,
@@ -303,32 +314,47 @@ class RunJournal:
         self._check(self._claim)
 
     async def store_step(self, step: int, turn: Turn, usage: Usage) -> None:
-        await self._database.transact(
-            lambda tx: journal.store_step(tx, self._claim, step=step, turn=turn, version=self._version, usage=usage)
+        await self._write(
+            partial(journal.store_step, claim=self._claim, step=step, turn=turn, version=self._version, usage=usage),
+            partial(journal.has_step, claim=self._claim, step=step),
         )
 
     async def start_call(self, step: int, ordinal: int, call: ToolCall) -> None:
-        event = await self._database.transact(
-            lambda tx: journal.start_call(tx, self._claim, step=step, ordinal=ordinal, call=call)
-        )
+        place = {"claim": self._claim, "step": step, "ordinal": ordinal, "call": call}
+        event = await self._write(partial(journal.start_call, **place), partial(journal.told_call, **place))
         self._tell([event])
 
     async def finish_call(self, step: int, ordinal: int, call: ToolCall, outcome: CallOutcome) -> None:
-        event = await self._database.transact(
-            lambda tx: journal.finish_call(tx, self._claim, step=step, ordinal=ordinal, call=call, outcome=outcome)
+        place = {"claim": self._claim, "step": step, "ordinal": ordinal, "call": call}
+        event = await self._write(
+            partial(journal.finish_call, **place, outcome=outcome), partial(journal.told_result, **place)
         )
         self._tell([event])
 
     async def start_spawn(self, step: int, ordinal: int, call: ToolCall, agent: str, instruction: str) -> None:
-        event = await self._database.transact(
-            lambda tx: journal.start_spawn(
-                tx,
-                self._claim,
-                step=step,
-                ordinal=ordinal,
-                call=call,
-                agent=agent,
-                instruction=instruction,
-            )
+        place = {"claim": self._claim, "step": step, "ordinal": ordinal, "call": call}
+        event = await self._write(
+            partial(journal.start_spawn, **place, agent=agent, instruction=instruction),
+            partial(journal.told_call, **place),
         )
         self._tell([event])
+
+    async def _write(
+        self, write: Callable[[Transaction], Awaitable[T]], written: Callable[[Transaction], Awaitable[T | None]]
+    ) -> T:
+        try:
+            return await self._database.transact(write)
+        except DatabaseUnavailable as error:
+            logger.warning("worker: run=%s: %s; trying again", self._claim.run_id, error)
+
+        async def look_and_write(tx: Transaction) -> T:
+            # The fence waits for the lost transaction, should the server still be at it.
+            await runs.fence(tx, self._claim)
+            found = await written(tx)
+            return await write(tx) if found is None else found
+
+        while True:
+            self._check(self._claim)
+            await asyncio.sleep(LOST_PAUSE)
+            with contextlib.suppress(DatabaseUnavailable):
+                return await self._database.transact(look_and_write)

@@ -5,6 +5,7 @@ What cannot be decoded or recorded goes to the dead-letter queue with the reason
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import socket
 import time
@@ -14,12 +15,18 @@ from uuid import UUID
 
 import psycopg
 from kombu import Connection, Consumer, Message
-from kombu.transport.base import StdChannel
 from psycopg.rows import DictRow
 from pydantic import ValidationError
 
 from chaz.audit import recorder
-from chaz.broker import PERSISTENT_DELIVERY_MODE, audit_options, audit_queue, connect, dead_letter_queue
+from chaz.broker import (
+    PERSISTENT_DELIVERY_MODE,
+    audit_options,
+    audit_queue,
+    connect,
+    dead_letter_queue,
+    forgets_bindings,
+)
 from chaz.database import connect_blocking
 from chaz.deliveries import AuditBatch, AuditEvent
 from chaz.settings import Settings, without_secrets
@@ -31,6 +38,7 @@ BATCH_DELIVERIES = 100
 LINGER = 0.02
 """Seconds to wait for more deliveries before a batch is recorded."""
 LONGEST_PAUSE = 5.0
+BRPOP_LASTS = 1.2
 
 
 class AuditConsumer:
@@ -43,6 +51,9 @@ class AuditConsumer:
         self._stopping = False
         self._waiting: list[Message] = []
         self._database: psycopg.Connection[DictRow] | None = None
+        self._database_pause: float | None = None
+        """Seconds until PostgreSQL, which is away, is tried again; None while it is there."""
+        self._try_again = 0.0
 
     def stop(self) -> None:
         """Record what is at hand and return from :meth:`run`."""
@@ -64,27 +75,22 @@ class AuditConsumer:
                         accept=["json"],
                         prefetch_count=PREFETCH,
                     )
-                    self._connect_database()
+                    with contextlib.suppress(psycopg.OperationalError):
+                        self._connect_database()
                     with consumer:
                         if on_ready is not None:
                             on_ready()
                             on_ready = None
                         pause = 0.1
-                        self._consume(connection, channel)
-            except psycopg.OperationalError as error:
-                self._database = None
-                logger.warning(
-                    "audit: PostgreSQL at %s is not available (%s); trying again",
-                    without_secrets(self._settings.database_url),
-                    " ".join(str(error).split()),
-                )
+                        self._consume(connection)
+                        consumer.cancel()
+                        self._read_what_is_on_its_way(connection)
             except (OSError, *connect(self._settings).connection_errors) as error:
                 logger.warning(
                     "audit: the broker at %s is not available (%s); trying again",
                     without_secrets(self._settings.broker_url),
                     error,
                 )
-            if not self._stopping:
                 # Unacknowledged, so the broker delivers them again.
                 self._waiting.clear()
                 ends = time.monotonic() + pause
@@ -94,20 +100,30 @@ class AuditConsumer:
         if self._database is not None:
             self._database.close()
 
-    def _connect_database(self) -> None:
-        if self._database is None or self._database.closed:
-            self._database = connect_blocking(self._settings.database_url, "chaz-audit")
-
-    def _consume(self, connection: Connection, channel: StdChannel) -> None:
+    def _consume(self, connection: Connection) -> None:
         while not self._stopping:
             try:
-                connection.drain_events(timeout=LINGER if self._waiting else 0.5)
+                connection.drain_events(timeout=LINGER if self._waiting and self._database_pause is None else 0.2)
             except TimeoutError:
                 connection.heartbeat_check()
-                self._flush(channel)
+                self._flush()
             if len(self._waiting) >= BATCH_DELIVERIES:
-                self._flush(channel)
-        self._flush(channel)
+                self._flush()
+        self._flush()
+
+    def _read_what_is_on_its_way(self, connection: Connection) -> None:
+        """On Redis a delivery may be taken from its list and not read yet; with the connection it would be lost.
+
+        Kombu asks for one with a BRPOP of a second, and gives back what comes for a consumer that has gone.
+        """
+        if not forgets_bindings(self._settings):
+            return
+        ends = time.monotonic() + BRPOP_LASTS
+        while time.monotonic() < ends:
+            try:
+                connection.drain_events(timeout=0.1)
+            except TimeoutError:
+                continue
 
     def _received(self, body: Any, message: Message) -> None:
         self._waiting.append(message)
@@ -116,11 +132,32 @@ class AuditConsumer:
         # Kombu's own handler would acknowledge and forget it.
         self._bury(message, f"cannot be decoded: {error}")
 
-    def _flush(self, channel: StdChannel) -> None:
-        """Record the waiting deliveries in one transaction, then acknowledge them."""
-        messages, self._waiting = self._waiting, []
+    def _connect_database(self) -> None:
+        if self._database is None or self._database.closed:
+            self._database = connect_blocking(self._settings.database_url, "chaz-audit")
+
+    def _flush(self) -> None:
+        """Record the waiting deliveries, then acknowledge them; while PostgreSQL is away they are kept in hand."""
+        if not self._waiting or (self._database_pause is not None and time.monotonic() < self._try_again):
+            return
+        try:
+            self._connect_database()
+            self._record_waiting()
+            self._database_pause = None
+        except psycopg.OperationalError as error:
+            self._database = None
+            self._database_pause = min((self._database_pause or 0.05) * 2, LONGEST_PAUSE)
+            self._try_again = time.monotonic() + self._database_pause
+            logger.warning(
+                "audit: PostgreSQL at %s is not available (%s); trying again",
+                without_secrets(self._settings.database_url),
+                " ".join(str(error).split()),
+            )
+        self._waiting = [message for message in self._waiting if not message.acknowledged]
+
+    def _record_waiting(self) -> None:
         decoded: list[tuple[Message, tuple[AuditEvent, ...]]] = []
-        for message in messages:
+        for message in self._waiting:
             try:
                 decoded.append((message, AuditBatch.model_validate(message.payload).events))
             except (ValidationError, TypeError) as error:

@@ -13,21 +13,22 @@ from psycopg.rows import DictRow
 from chaz.deliveries import AuditEvent
 from chaz.entries import derived_id
 
+# What no run has told: its run is unknown, of another session, has not counted that far, or was never acked there.
 _RECORD = """
     with told as (
-        select * from json_to_recordset(%(events)s::json) as t(
+        select *, exists (
+            select from chaz.runs r join chaz.entries a on a.run_id = r.id and a.type = 'ack' and a.position = t.position
+            where r.id = t.run and r.session_id = t.session and a.session_id = t.session and r.event_seq >= t.seq) as known
+        from json_to_recordset(%(events)s::json) as t(
             id uuid, tenant text, session uuid, position bigint, seq int, kind text, agent text, run uuid, content text,
             metadata jsonb, at timestamptz)),
     recorded as (
         insert into chaz.entries
             (id, tenant, session_id, position, seq, type, sender, author, content, metadata, run_id, created_at)
-        select t.id, t.tenant, t.session, t.position, t.seq, t.kind, t.agent, 'agent', t.content, t.metadata, t.run,
-            t.at
-        from told t
-        where exists (select from chaz.runs r where r.id = t.run and r.session_id = t.session and r.event_seq >= t.seq)
+        select id, tenant, session, position, seq, kind, agent, 'agent', content, metadata, run, at
+        from told where known
         on conflict do nothing)
-    select t.id from told t
-    where not exists (select from chaz.runs r where r.id = t.run and r.session_id = t.session and r.event_seq >= t.seq)
+    select id from told where not known
 """
 
 
