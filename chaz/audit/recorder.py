@@ -17,8 +17,9 @@ from chaz.entries import derived_id
 _RECORD = """
     with told as (
         select *, exists (
-            select from chaz.runs r join chaz.entries a on a.run_id = r.id and a.type = 'ack' and a.position = t.position
-            where r.id = t.run and r.session_id = t.session and a.session_id = t.session and r.event_seq >= t.seq) as known
+            select from chaz.runs r
+            join chaz.entries a on a.run_id = r.id and a.type = 'ack' and a.position = t.position
+            where r.id = t.run and r.session_id = t.session and r.event_seq >= t.seq) as known
         from json_to_recordset(%(events)s::json) as t(
             id uuid, tenant text, session uuid, position bigint, seq int, kind text, agent text, run uuid, content text,
             metadata jsonb, at timestamptz)),
