@@ -5,13 +5,15 @@ chaz's own settings (database, broker, agents, leases) are environment variables
 """
 
 # Broker ---------------------------------------------------------------------------------------------------------------
-# Where the broker is, is CHAZ_BROKER_URL, because listener and audit consumer need it too. TLS, for amqps:// and rediss://:
+# Where the broker is, is CHAZ_BROKER_URL, because listener and audit consumer need it too. TLS, for amqps:// and
+# rediss://:
 # broker_use_ssl = {"ca_certs": "/etc/ssl/certs/broker-ca.pem"}
 # broker_heartbeat = 120
 
 # Pool -----------------------------------------------------------------------------------------------------------------
-# Agents wait on models, so one process runs many of them in threads. "prefork" is for tools that hold the GIL or must be
-# killed hard; then set worker_concurrency to the number of cores.
+# Agents wait on models, so one process runs many of them in threads. "prefork" is for tools that hold the GIL or take
+# their process down; then set worker_concurrency to the number of cores. Celery's own `-P prefork` does not win over
+# what is configured; `chaz worker --pool prefork` does.
 # worker_pool = "threads"
 # worker_concurrency = 100
 
