@@ -5,9 +5,7 @@ chaz's own settings (database, broker, agents, leases) are environment variables
 """
 
 # Broker ---------------------------------------------------------------------------------------------------------------
-# Where the broker is, is CHAZ_BROKER_URL, because listener and audit consumer need it too. TLS, for amqps:// and
-# rediss://:
-# broker_use_ssl = {"ca_certs": "/etc/ssl/certs/broker-ca.pem"}
+# Where the broker is, is CHAZ_BROKER_URL, because listener and audit consumer need it too.
 # broker_heartbeat = 120
 
 # Pool -----------------------------------------------------------------------------------------------------------------

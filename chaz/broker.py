@@ -10,7 +10,7 @@ from typing import Any
 from kombu import Connection, Exchange, Queue
 
 from chaz.channels import AUDIT, AUDIT_DEAD, RUNS, broker_name
-from chaz.errors import BrokerUnavailable
+from chaz.errors import BrokerUnavailable, ConfigurationError
 from chaz.settings import Settings, without_secrets
 
 PERSISTENT_DELIVERY_MODE = 2
@@ -83,12 +83,18 @@ def connect(settings: Settings, options: dict[str, Any] | None = None, *, heartb
 
 
 def check(settings: Settings) -> None:
-    """Raise BrokerUnavailable unless the broker lets us in."""
+    """Raise BrokerUnavailable unless the broker lets us in, ConfigurationError where its driver is missing."""
     try:
         with connect(settings) as connection:
             connection.ensure_connection(max_retries=1, interval_start=1, timeout=10)
+    except ImportError as error:
+        extra = "redis" if forgets_bindings(settings) else "worker"
+        raise ConfigurationError(
+            f"the broker at {without_secrets(settings.broker_url)} needs a package that is not installed ({error}); "
+            f"install it with: pip install 'chaz[{extra}]'"
+        ) from error
     except Exception as error:
-        # Each transport has its own errors, and a missing driver is an ImportError.
+        # Each transport has its own errors.
         raise BrokerUnavailable(without_secrets(settings.broker_url), " ".join(str(error).split())) from error
 
 

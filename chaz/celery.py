@@ -57,6 +57,8 @@ def make_app(settings: Settings) -> Celery:
         "worker_enable_remote_control": True,
         # Every name on the broker takes the prefix.
         "task_default_queue": broker_name(prefix, "default"),
+        # A misspelt `-Q` is a mistake, not a new queue.
+        "task_create_missing_queues": False,
         "task_default_exchange": broker_name(prefix, "default"),
         "task_default_exchange_type": "topic",
         "task_default_queue_type": "quorum",
@@ -66,13 +68,23 @@ def make_app(settings: Settings) -> Celery:
         "enable_utc": True,
     }
     module = os.environ.get("CELERY_CONFIG_MODULE", "celeryconfig")
-    if importlib.util.find_spec(module) is not None:
+    if _is_there(module):
         app.config_from_object(module)
         # Celery lets defaults that are added win over the module, so only what it leaves open is added.
         chosen = vars(importlib.import_module(module))
         defaults = {name: value for name, value in defaults.items() if name not in chosen}
     app.add_defaults(lambda: defaults)
     return app
+
+
+def _is_there(module: str) -> bool:
+    try:
+        found = importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:
+        found = False
+    if not found and "CELERY_CONFIG_MODULE" in os.environ:
+        raise ConfigurationError(f"CELERY_CONFIG_MODULE names {module!r}, and there is no such module")
+    return found
 
 
 class RunPublisher:
@@ -131,15 +143,11 @@ def end_program(error: ChazError) -> NoReturn:
     raise SystemExit(error.exit_code)
 
 
-def _settings() -> Settings:
-    try:
-        return Settings.from_env()
-    except ConfigurationError as error:
-        # Celery's command line would show a traceback of its own import machinery.
-        if "celery" in Path(sys.argv[0]).parts[-2:]:
-            end_program(error)
-        raise
-
-
-settings = _settings()
-app = make_app(settings)
+try:
+    settings = Settings.from_env()
+    app = make_app(settings)
+except ConfigurationError as error:
+    # Celery's command line would show a traceback of its own import machinery.
+    if "celery" in Path(sys.argv[0]).parts[-2:]:
+        end_program(error)
+    raise

@@ -105,7 +105,7 @@ class Conflict(ChazError):
 class UnknownSession(ChazError):
     """No session has this name or id. Args: the name or id."""
 
-    message = "no session {0!r}; sending to a name creates it, an id must exist (`chaz sessions` lists them)"
+    message = "no session {0!r}; sending to a name creates it, an id must exist"
     exit_code = 66  # EX_NOINPUT
 
 

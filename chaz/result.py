@@ -96,7 +96,10 @@ class AsyncAgentResult:
             async with asyncio.timeout(timeout):
                 return await self._waiter.wait(self.id)
         except TimeoutError:
-            raise WaitTimeout(self.id, await self.state(), timeout) from None
+            row = await self._status()
+            if is_over(row):
+                return row
+            raise WaitTimeout(self.id, row["state"], timeout) from None
 
     def __await__(self) -> Generator[Any, None, str | None]:
         return self.get().__await__()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import sys
 import threading
 from datetime import timedelta
 from typing import Any
@@ -15,7 +16,7 @@ from pydantic import ValidationError
 
 from chaz.broker import check, run_queue
 from chaz.celery import app, end_program, settings
-from chaz.channels import task_name
+from chaz.channels import broker_name, task_name
 from chaz.database import Database, Transaction
 from chaz.deliveries import RunDelivery
 from chaz.errors import ChazError, DatabaseUnavailable
@@ -82,6 +83,9 @@ class AgentTask(Task[Any, None]):
 @signals.celeryd_init.connect
 def load(sender: str, conf: Any, **_: object) -> None:
     """Load the agents, check what they need, and consume their queues. A mistake ends the worker with one line."""
+    # As for `chaz worker`; Celery itself has the working directory on the path only while it imports the application.
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
     try:
         database_url = settings.require_database()
         agents = load_agents(settings.agents)
@@ -122,11 +126,16 @@ async def _register(url: str, agents: Agents) -> None:
 
 @signals.worker_ready.connect
 def ready(**_: object) -> None:
-    """Say what is served, and from where."""
+    """Say what is served, and from where; at Celery's own default level too, which is WARNING."""
     assert _Here.agents is not None
-    logger.info(
-        "ready: agents %s; PostgreSQL %s; broker %s",
-        ", ".join(_Here.agents),
+    consumed = app.amqp.queues.consume_from
+    served = [
+        agent.name for agent in _Here.agents.values() if broker_name(settings.broker_prefix, agent.queue) in consumed
+    ]
+    logger.log(
+        logging.INFO if logger.isEnabledFor(logging.INFO) else logging.WARNING,
+        "chaz worker ready: agents %s; PostgreSQL %s; broker %s",
+        ", ".join(served),
         without_secrets(settings.database_url),
         without_secrets(settings.broker_url),
     )

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+import traceback
 from collections.abc import Sequence
 
 from chaz import __version__
@@ -24,11 +25,19 @@ def parser() -> argparse.ArgumentParser:
         epilog="Settings come from CHAZ_* environment variables; an option wins over its variable.",
     )
     top.add_argument("--version", action="version", version=f"chaz {__version__}")
+    top.add_argument("--debug", action="store_true", help="show the traceback of an error")
     common = argparse.ArgumentParser(add_help=False)
     common.add_argument("--database", metavar="URL", help="PostgreSQL (CHAZ_DATABASE_URL)")
-    common.add_argument("--debug", action="store_true", help="show the traceback of an error")
+    local = argparse.ArgumentParser(add_help=False)
+    for one in (common, local):
+        one.add_argument(
+            "--debug", action="store_true", default=argparse.SUPPRESS, help="show the traceback of an error"
+        )
     commands = top.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    for module in (demo, up, sending, looking, processes, schema):
+    # What brings its own database takes none.
+    for module in (demo, up):
+        module.add_commands(commands, local)
+    for module in (sending, looking, processes, schema):
         module.add_commands(commands, common)
     return top
 
@@ -43,7 +52,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         code = options.run(options)
     except ChazError as error:
         if options.debug:
-            raise
+            traceback.print_exc()
         print(f"chaz: {error}", file=sys.stderr)
         code = error.exit_code
     except KeyboardInterrupt:

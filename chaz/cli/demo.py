@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import signal
 import sys
 import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from types import FrameType
+from typing import TYPE_CHECKING, Any, NoReturn
 from uuid import UUID
 
 from chaz import sessionlog
 from chaz.audit import trail
-from chaz.cli.options import add_command, on_terminal, print_json
+from chaz.cli.options import add_command, on_terminal, positive, print_json
 from chaz.cli.render import clipped, coloured, terminal_width, what
 from chaz.database import Database
 from chaz.entries import Entry
@@ -36,6 +39,7 @@ QUESTION = (
 )
 ANSWER_WITHIN = 300.0
 AUDIT_WITHIN = 10.0
+HELD_BACK = timedelta(seconds=0.4)
 _COLOURS = {"directive": "1;36", "message": "1;32", "error": "1;31", "ack": "2"}
 
 
@@ -43,7 +47,7 @@ def add_commands(commands: Commands, common: argparse.ArgumentParser) -> None:
     """Add the command."""
     demo = add_command(commands, common, "demo", run_demo, "see agents work: everything in a temporary folder")
     demo.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
-    demo.add_argument("--workers", type=int, default=2, metavar="N", help="worker processes (2)")
+    demo.add_argument("--workers", type=positive, default=2, metavar="N", help="worker processes (2)")
     demo.add_argument("--verbose", action="store_true", help="show what the processes write, too")
 
 
@@ -66,6 +70,8 @@ def run_demo(options: argparse.Namespace) -> int:
     from chaz.cli.up import DEMO_AGENTS
     from chaz.demo.agents import MODEL, REAL
 
+    # Leave every `with` in order, so that nothing stays behind.
+    signal.signal(signal.SIGTERM, _exit_on_signal)
     say: Callable[[str], None] = _say_nothing if options.json else print
     say(f"chaz demo with {f'the model {MODEL}' if REAL else 'the scripted model (set OPENAI_API_KEY for a real one)'}.")
     say("Starting PostgreSQL, Valkey, a listener, an audit consumer and workers in a temporary folder …")
@@ -78,7 +84,13 @@ def run_demo(options: argparse.Namespace) -> int:
     with (
         tempfile.TemporaryDirectory(prefix="chaz-demo-", ignore_cleanup_errors=True) as folder,
         Stack(
-            Path(folder) / "data", agents=DEMO_AGENTS, workers=options.workers, durable=False, on_line=on_line
+            Path(folder) / "data",
+            agents=DEMO_AGENTS,
+            workers=options.workers,
+            durable=False,
+            # Whatever Celery settings lie in the folder that it is started in are another application's.
+            celery_config="chaz.demo",
+            on_line=on_line,
         ) as stack,
         Chaz(settings=stack.settings) as chaz,
     ):
@@ -90,6 +102,10 @@ def run_demo(options: argparse.Namespace) -> int:
         else:
             _print_summary(seen, stack)
     return 1 if seen.failed or seen.missing else 0
+
+
+def _exit_on_signal(number: int, _frame: FrameType | None) -> NoReturn:
+    raise SystemExit(128 + number)
 
 
 def _say_nothing(_: str) -> None: ...
@@ -126,6 +142,7 @@ def _ask(chaz: Chaz, say: Callable[[str], None]) -> Seen:
         if not (seen.missing or tree.incomplete()) or time.monotonic() > ends:
             break
         time.sleep(0.02)
+    tree.show(seen, say, width, to_the_end=True)
     return seen
 
 
@@ -138,15 +155,21 @@ class Tree:
         self._database: Database = chaz.inner.database
         self._followers: dict[UUID, tuple[int, Follower]] = {session_id: (0, Follower(self._database, session_id))}
         self._first: float | None = None
+        self._held: list[tuple[int, Entry]] = []
 
-    def show(self, seen: Seen, say: Callable[[str], None], width: int | None) -> None:
-        """Show what is new, indented by depth."""
+    def show(self, seen: Seen, say: Callable[[str], None], width: int | None, *, to_the_end: bool = False) -> None:
+        """Show what is new, indented by depth, in the order in which it happened.
+
+        Audit entries come a moment after the run went on, so all is held back for that moment.
+        """
         for child in self._chaz.loop.run(sessionlog.child_sessions(self._database, self._root)):
             self._followers.setdefault(child["id"], (child["depth"], Follower(self._database, child["id"])))
-        fresh: list[tuple[int, Entry]] = []
         for depth, follower in self._followers.values():
-            fresh += [(depth, entry) for entry in self._chaz.loop.run(follower.next())]
-        for depth, entry in sorted(fresh, key=lambda pair: pair[1].created_at):
+            self._held += [(depth, entry) for entry in self._chaz.loop.run(follower.next())]
+        self._held.sort(key=lambda pair: pair[1].created_at)
+        until = datetime.now(UTC) - (timedelta(0) if to_the_end else HELD_BACK)
+        while self._held and (to_the_end or self._held[0][1].created_at < until):
+            depth, entry = self._held.pop(0)
             seen.entries.append(entry)
             self._first = self._first or entry.created_at.timestamp()
             since = (entry.created_at.timestamp() - self._first) * 1000

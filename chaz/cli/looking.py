@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
-from chaz.cli.options import add_command, on_terminal, print_json, producer_of, session_target
+from chaz.cli.options import add_command, on_terminal, positive, print_json, producer_of, session_target
 from chaz.cli.render import clipped, coloured, entry_line, terminal_width
 from chaz.listings import RunFilter
+from chaz.outcomes import RunState
 
 if TYPE_CHECKING:
     from chaz.cli.options import Commands
@@ -22,9 +23,10 @@ def add_commands(commands: Commands, common: argparse.ArgumentParser) -> None:
 
     runs = add_command(commands, common, "runs", run_runs, "list runs, newest first")
     runs.add_argument("--agent", help="of this agent only")
-    runs.add_argument("--state", help="in this state only (queued, running, parked, failed, …)")
+    states = get_args(RunState)
+    runs.add_argument("--state", choices=states, metavar="STATE", help=f"in this state only: {', '.join(states)}")
     runs.add_argument("--session", help="of this session only: a name or an id")
-    runs.add_argument("--limit", type=int, default=50, metavar="N", help="so many at most (default 50)")
+    runs.add_argument("--limit", type=positive, default=50, metavar="N", help="so many at most (default 50)")
     runs.add_argument("--json", action="store_true", help="one JSON object per run")
 
 
@@ -63,7 +65,7 @@ def run_runs(options: argparse.Namespace) -> int:
     for run in found:
         state = coloured(f"{run['state']:10}", _STATE_COLOURS.get(run["state"], ""), on=on_terminal())
         note = run["waits_for"] or run["result"] or ""
-        session = run["session"] or f"child of {run['parent_run_id']}"
+        session = run["session"] or run["session_id"]
         what = clipped(" ".join(f"[{session}] {note}".split()), 80)
         print(
             f"{run['id']}  {run['agent']:16}  {state}  {run['attempt']:>3}  {run['steps']:>5}  "

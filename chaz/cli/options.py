@@ -42,6 +42,14 @@ def add_command(
     return command
 
 
+def positive(text: str) -> int:
+    """A whole number from 1 on, for argparse."""
+    number = int(text)
+    if number < 1:
+        raise ValueError(text)
+    return number
+
+
 def print_json(value: Any) -> None:
     """One JSON document on one line."""
 

@@ -44,7 +44,7 @@ def run_send(options: argparse.Namespace) -> int:
             besides["sender"] = options.sender
         if options.key:
             besides["idempotency_key"] = options.key
-        if options.to:
+        if options.to is not None:
             handle = session.direct(options.to, options.text, **besides)
         else:
             handle = session.say(options.text, **besides)

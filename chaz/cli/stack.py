@@ -126,6 +126,7 @@ class Stack:
         concurrency: int | None = None,
         flower: bool = False,
         durable: bool = True,
+        celery_config: str | None = None,
         on_line: OnLine,
     ) -> None:
         self.processes: list[Process] = []
@@ -140,12 +141,12 @@ class Stack:
             )
             status = schema.upgrade(self.settings.database_url)
             on_line("schema", f"version {status.needed}" + ("" if status.current else ", upgraded"))
-            self._start_processes(workers, concurrency, flower)
+            self._start_processes(workers, concurrency, flower, celery_config)
         except BaseException:
             self.stop()
             raise
 
-    def _start_processes(self, workers: int, concurrency: int | None, flower: bool) -> None:
+    def _start_processes(self, workers: int, concurrency: int | None, flower: bool, celery_config: str | None) -> None:
         environment = os.environ | {
             "CHAZ_DATABASE_URL": self.settings.database_url,
             "CHAZ_LISTEN_URL": self.settings.database_url,
@@ -153,6 +154,8 @@ class Stack:
             "CHAZ_AGENTS": self.settings.agents,
             "PYTHONUNBUFFERED": "1",
         }
+        if celery_config:
+            environment["CELERY_CONFIG_MODULE"] = celery_config
         commands = {"listener": ["chaz", "listener"], "audit": ["chaz", "audit"]}
         for number in range(1, workers + 1):
             name = f"worker{number}" if workers > 1 else "worker"

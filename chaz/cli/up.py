@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import signal
 import threading
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
 
-from chaz.cli.options import add_command, on_terminal
+from chaz.cli.options import add_command, on_terminal, positive
 from chaz.cli.render import coloured
+from chaz.errors import ConfigurationError
 from chaz.settings import Settings
 
 if TYPE_CHECKING:
@@ -30,7 +32,7 @@ def add_commands(commands: Commands, common: argparse.ArgumentParser) -> None:
         "run everything here: PostgreSQL and Valkey from wheels, listener, workers, audit consumer",
     )
     up.add_argument("--data", type=Path, default=Path("chaz-data"), metavar="DIR", help="data folder (./chaz-data)")
-    up.add_argument("--workers", type=int, default=1, metavar="N", help="worker processes (1)")
+    up.add_argument("--workers", type=positive, default=1, metavar="N", help="worker processes (1)")
     up.add_argument("--flower", action="store_true", help="Flower too, on http://127.0.0.1:5555")
     up.add_argument("--agents", metavar="MODULE", help="module that defines the agents (CHAZ_AGENTS; else the demo's)")
 
@@ -40,6 +42,8 @@ def run_up(options: argparse.Namespace) -> int:
     # The embedded services are an extra, and so is Celery; the other commands do without.
     from chaz.cli.stack import Stack
 
+    if options.flower and importlib.util.find_spec("flower") is None:
+        raise ConfigurationError("Flower is not installed; install it with: pip install 'chaz[flower]'")
     agents = Settings.from_env(agents=options.agents).agents or DEMO_AGENTS
     stop = threading.Event()
 

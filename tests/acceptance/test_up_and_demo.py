@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import psycopg
@@ -25,12 +28,16 @@ WORDS = {
 
 
 @pytest.fixture
-def environment(tmp_path: Path) -> dict[str, str]:
-    """As a newcomer has it: no settings, no key, a folder for temporary files of one's own."""
-    temporary = tmp_path / "tmp"
-    temporary.mkdir()
+def environment() -> Iterator[dict[str, str]]:
+    """As a newcomer has it: no settings, no key, a folder for temporary files of one's own.
+
+    Not below pytest's, which is closed to the user whom root hands the services to.
+    """
+    temporary = tempfile.mkdtemp(prefix="chaz-tests-")
+    os.chmod(temporary, 0o755)
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("CHAZ_", "OPENAI_"))}
-    return kept | {"TMPDIR": str(temporary), "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
+    yield kept | {"TMPDIR": temporary, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
+    shutil.rmtree(temporary)
 
 
 def living(marker: str) -> list[str]:
@@ -70,9 +77,9 @@ def test_the_demo_s_answer_is_right_and_nothing_is_left(environment: dict[str, s
         [("researcher", "succeeded", None), *[("reader", "succeeded", said["run_id"])] * 2], key=str
     )
     assert said["seconds"] > 0
-    assert list((tmp_path / "tmp").iterdir()) == []
-    assert [path.name for path in tmp_path.iterdir()] == ["tmp"]
-    assert living(str(tmp_path)) == []
+    assert list(Path(environment["TMPDIR"]).iterdir()) == []
+    assert list(tmp_path.iterdir()) == []
+    assert living(environment["TMPDIR"]) == []
 
 
 def test_a_person_sees_the_tree_grow(environment: dict[str, str], tmp_path: Path) -> None:

@@ -51,7 +51,7 @@ SAMPLES: dict[type[ChazError], tuple[tuple[object, ...], str, int]] = {
     ),
     UnknownSession: (
         ("weekly",),
-        "no session 'weekly'; sending to a name creates it, an id must exist (`chaz sessions` lists them)",
+        "no session 'weekly'; sending to a name creates it, an id must exist",
         66,
     ),
     UnknownAgent: (
