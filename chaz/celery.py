@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, NoReturn, cast
 
 from celery import Celery
-from kombu import Producer, Queue
+from kombu import Queue
 
 from chaz.broker import SEND_WITHIN, run_queue, transport_options
 from chaz.channels import broker_name, task_name
@@ -107,12 +107,10 @@ class RunPublisher:
         self._sender.close(timeout)
 
     def _send(self, link: Link, publications: Sequence[Publication]) -> None:
-        queues = {publication.queue: run_queue(self._prefix, publication.queue) for publication in publications}
-        link.declare(queues.values())
         for publication in publications:
             delivery = publication.delivery
             try:
-                self._send_one(link.producer, delivery, queues[publication.queue])
+                self._send_one(link, delivery, run_queue(self._prefix, publication.queue))
             except link.refusals as error:
                 # One agent's queue (declared by somebody else in another way, say) must not hold up the others.
                 logger.error("agent %s cannot be published to: %s", delivery.agent, error)
@@ -120,20 +118,23 @@ class RunPublisher:
                 continue
             logger.info("published run=%s agent=%s session=%s", delivery.run, delivery.agent, delivery.session)
 
-    def _send_one(self, producer: Producer, delivery: RunDelivery, queue: Queue) -> None:
+    def _send_one(self, link: Link, delivery: RunDelivery, queue: Queue) -> None:
+        # Celery takes a direct exchange for the queue itself.
+        where: dict[str, Any] = {"exchange_type": "direct", "declare": []} if link.by_queue else {}
         self._app.send_task(
             task_name(delivery.agent),
             kwargs=delivery.model_dump(mode="json"),
             task_id=str(delivery.run),
             parent_id=str(delivery.parent) if delivery.parent else None,
             queue=cast("str", queue),
-            producer=producer,
+            producer=link.producer,
             ignore_result=True,
             # What Flower shows: never a prompt, never a secret.
             argsrepr=f"{delivery.agent} {delivery.session}",
             kwargsrepr="",
             retry=False,
             confirm_timeout=SEND_WITHIN,
+            **where,
         )
 
 

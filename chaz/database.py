@@ -203,6 +203,8 @@ def connection_options(name: str) -> dict[str, Any]:
     return {
         "application_name": name,
         "connect_timeout": CONNECT_TIMEOUT,
+        # Few statements, asked again and again, and slow to plan: prepared when they come for the second time.
+        "prepare_threshold": 1,
         **KEEPALIVES,
     }
 

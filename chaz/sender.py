@@ -10,12 +10,12 @@ import logging
 import os
 import queue
 import threading
-from collections.abc import Callable, Iterable, Sequence
-from typing import Generic, TypeVar
+from collections.abc import Callable, Sequence
+from typing import Any, Generic, TypeVar
 
 from kombu import Connection, Producer, Queue
 
-from chaz.broker import connect, forgets_bindings, sender_options
+from chaz.broker import PERSISTENT_DELIVERY_MODE, SEND_WITHIN, connect, forgets_bindings, sender_options
 from chaz.settings import Settings, without_secrets
 
 T = TypeVar("T")
@@ -27,18 +27,22 @@ LONGEST_PAUSE = 5.0
 class Link:
     """A connection to the broker, for as long as it lasts."""
 
-    def __init__(self, connection: Connection, *, declare_always: bool) -> None:
+    def __init__(self, connection: Connection, *, by_queue: bool) -> None:
         self.refusals = connection.channel_errors
         """What the broker raises when it refuses one thing, and goes on with others."""
+        self.by_queue = by_queue
+        """Whether to send to the queue itself, past its exchange: on Redis, whose bindings a flush takes away."""
         self.producer: Producer = connection.Producer(serializer="json")
         self._connection = connection
-        self._declare_always = declare_always
 
-    def declare(self, queues: Iterable[Queue]) -> None:
-        """Make sure of queues on a broker that forgets them with its data; elsewhere the producer sees to it."""
-        if self._declare_always:
-            for queue_ in queues:
-                queue_(self._connection.default_channel).declare()
+    def publish(self, body: object, queue: Queue) -> None:
+        """Send one thing to a queue. Raises what the broker raises."""
+        where: dict[str, Any] = (
+            {"exchange": "", "routing_key": queue.name}
+            if self.by_queue
+            else {"exchange": queue.exchange, "routing_key": queue.routing_key, "declare": [queue]}
+        )
+        self.producer.publish(body, delivery_mode=PERSISTENT_DELIVERY_MODE, confirm_timeout=SEND_WITHIN, **where)
 
     def renew(self) -> None:
         """Go on after a refusal, which has closed the channel."""
@@ -110,7 +114,7 @@ class Sender(Generic[T]):
         while True:
             try:
                 with connect(self._settings, sender_options(self._settings), heartbeat=0) as connection:
-                    link = Link(connection, declare_always=forgets_bindings(self._settings))
+                    link = Link(connection, by_queue=forgets_bindings(self._settings))
                     while things or (things := self._next_batch()):
                         self._send(link, things)
                         things = []

@@ -66,7 +66,9 @@ class Submission:
 
 async def send(tx: Transaction, submission: Submission) -> UUID:
     """Insert an entry; its id. Raises InvalidEntry, Conflict, UnknownSession."""
-    row = await (await tx.execute(SEND, submission.parameters())).fetchone()
+    async with tx.pipeline():
+        cursor = await tx.execute(SEND, submission.parameters())
+    row = await cursor.fetchone()
     assert row is not None
     return row["id"]
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from chaz.broker import PERSISTENT_DELIVERY_MODE, SEND_WITHIN, audit_queue
+from chaz.broker import audit_queue
 from chaz.deliveries import AuditBatch, AuditEvent
 from chaz.sender import BUFFER, Link, Sender
 from chaz.settings import Settings
@@ -36,12 +36,4 @@ class AuditPublisher:
         self._sender.close(timeout)
 
     def _send(self, link: Link, events: Sequence[AuditEvent]) -> None:
-        link.declare([self._queue])
-        link.producer.publish(
-            AuditBatch(events=tuple(events)).model_dump(mode="json"),
-            exchange=self._queue.exchange,
-            routing_key=self._queue.routing_key,
-            declare=[self._queue],
-            delivery_mode=PERSISTENT_DELIVERY_MODE,
-            confirm_timeout=SEND_WITHIN,
-        )
+        link.publish(AuditBatch(events=tuple(events)).model_dump(mode="json"), self._queue)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import signal
+import statistics
 import sys
 import tempfile
 import time
@@ -22,6 +22,7 @@ from chaz.audit import trail
 from chaz.cli.options import add_command, on_terminal, positive, print_json
 from chaz.cli.render import clipped, coloured, terminal_width, what
 from chaz.database import Database
+from chaz.demo.agents import MODEL, REAL
 from chaz.entries import Entry
 from chaz.errors import RunError
 from chaz.listings import RunFilter
@@ -39,6 +40,8 @@ QUESTION = (
 )
 ANSWER_WITHIN = 300.0
 AUDIT_WITHIN = 10.0
+WARM_UPS = 16
+LOOK_EVERY = 0.1
 HELD_BACK = timedelta(seconds=0.4)
 _COLOURS = {"directive": "1;36", "message": "1;32", "error": "1;31", "ack": "2"}
 
@@ -62,13 +65,14 @@ class Seen:
     answer: str = ""
     failed: bool = False
     seconds: float = 0.0
+    idle: list[float] = field(default_factory=list[float])
+    """Milliseconds from insert to claim of runs that came to an idle system."""
 
 
 def run_demo(options: argparse.Namespace) -> int:
     """Run the demo; exit code 0 if its answer came and its audit trail is complete."""
     from chaz.cli.stack import Stack
     from chaz.cli.up import DEMO_AGENTS
-    from chaz.demo.agents import MODEL, REAL
 
     # Leave every `with` in order, so that nothing stays behind.
     signal.signal(signal.SIGTERM, _exit_on_signal)
@@ -95,8 +99,9 @@ def run_demo(options: argparse.Namespace) -> int:
         Chaz(settings=stack.settings) as chaz,
     ):
         say(f"All of it is ready after {time.monotonic() - started:.1f} s. One INSERT into the session {SESSION!r}:\n")
-        _warm_up(chaz)
+        warm = _warm_up(chaz)
         seen = _ask(chaz, say)
+        seen.idle = _idle_latencies(chaz, warm[WARM_UPS // 2 :])
         if options.json:
             _print_json(seen)
         else:
@@ -111,11 +116,33 @@ def _exit_on_signal(number: int, _frame: FrameType | None) -> NoReturn:
 def _say_nothing(_: str) -> None: ...
 
 
-def _warm_up(chaz: Chaz) -> None:
-    """Let each process open its connections, so that the timings are those of a system that runs."""
-    for agent in ("reader", "researcher"):
-        with contextlib.suppress(RunError):
-            chaz.session("warm-up").direct(agent, '```script\n[{"text": "warm"}]\n```').get(ANSWER_WITHIN)
+def _warm_up(chaz: Chaz) -> list[UUID]:
+    """Let each process open its connections and prepare its statements; the runs that it took, one at a time."""
+    if REAL:
+        return []
+    runs: list[UUID] = []
+    for number in range(WARM_UPS):
+        agent = ("reader", "researcher")[number % 2]
+        handle = chaz.session("warm-up").direct(agent, '```script\n[{"text": "warm"}]\n```')
+        handle.wait(ANSWER_WITHIN)
+        runs.append(handle.id)
+        # Until the listener sleeps again.
+        time.sleep(0.1)
+    return runs
+
+
+def _idle_latencies(chaz: Chaz, runs: list[UUID]) -> list[float]:
+    """Milliseconds from the insert to the claim of each run, by the database's clock."""
+    rows = chaz.loop.run(
+        chaz.inner.database.fetch(
+            """
+            select extract(epoch from r.started_at - e.created_at)::float8 * 1000 as ms
+            from chaz.runs r join chaz.entries e using (id) where r.id = any(%(runs)s)
+            """,
+            {"runs": runs},
+        )
+    )
+    return [row["ms"] for row in rows]
 
 
 def _ask(chaz: Chaz, say: Callable[[str], None]) -> Seen:
@@ -126,7 +153,7 @@ def _ask(chaz: Chaz, say: Callable[[str], None]) -> Seen:
     width = terminal_width() if on_terminal() else None
     while not handle.ready() and time.monotonic() - asked < ANSWER_WITHIN:
         tree.show(seen, say, width)
-        time.sleep(0.02)
+        time.sleep(LOOK_EVERY)
     try:
         seen.answer = handle.get(ANSWER_WITHIN) or ""
     except RunError as error:
@@ -141,7 +168,7 @@ def _ask(chaz: Chaz, say: Callable[[str], None]) -> Seen:
         seen.missing = chaz.loop.run(trail.missing(database, handle.id))
         if not (seen.missing or tree.incomplete()) or time.monotonic() > ends:
             break
-        time.sleep(0.02)
+        time.sleep(LOOK_EVERY)
     tree.show(seen, say, width, to_the_end=True)
     return seen
 
@@ -213,7 +240,9 @@ def _print_summary(seen: Seen, stack: Stack) -> None:
             attempts = f", {run['attempt']} claims (it parked for its children)" if run["attempt"] > 1 else ""
             print(f"  {run['agent']:10} {run['state']:9}  insert → claim {claim:5.1f} ms{attempts}")
     complete = "complete" if not seen.missing else f"{sum(seen.missing.values())} events are missing"
-    print(f"  round trip {seen.seconds * 1000:.0f} ms; {len(seen.entries)} entries; the audit trail is {complete}\n")
+    print(f"  round trip {seen.seconds * 1000:.0f} ms; {len(seen.entries)} entries; the audit trail is {complete}")
+    if seen.idle:
+        print(f"  when idle: insert → claim {statistics.median(seen.idle):.1f} ms (median of {len(seen.idle)} runs)\n")
     print("Who did what (the warm-up included):")
     for process in stack.processes:
         counts = process.counts
