@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import os
 import threading
 import time
-from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
-from typing import TypeVar
 from uuid import UUID, uuid4
 
 import psycopg
@@ -21,10 +18,10 @@ from psycopg.rows import DictRow
 from chaz import completion, journal, runs, sessionlog, workers
 from chaz.audit.publisher import AuditPublisher
 from chaz.database import CONNECT_TIMEOUT, Database, Transaction, connect_blocking
-from chaz.deliveries import AuditEvent
 from chaz.errors import ChazError, DatabaseUnavailable, ModelError, StaleAttempt
 from chaz.loops import LoopThread, loop_thread
-from chaz.outcomes import CallOutcome, RunOutcome, ToolCall, Turn, Usage
+from chaz.outcomes import RunOutcome
+from chaz.runjournal import RunJournal
 from chaz.runs import Attempt, Claim, Unclaimed
 from chaz.runtime import engine
 from chaz.runtime.agents import Agent, Agents
@@ -35,11 +32,6 @@ from chaz.runtime.threads import ToolThreads
 from chaz.settings import Settings
 
 logger = logging.getLogger("chaz.worker")
-
-T = TypeVar("T")
-
-LOST_PAUSE = 0.5
-"""Seconds between two tries of a write whose connection was lost."""
 
 
 @dataclass(frozen=True)
@@ -125,10 +117,11 @@ class WorkerProcess:
             asked = time.monotonic()
             try:
                 if connection is None or connection.closed:
-                    # A beat that waits for its own row's lock is late already.
                     connection = connect_blocking(
                         self._settings.database_url, "chaz-beat", connect_timeout=max(2, int(self._settings.beat))
                     )
+                    # A beat that waits for somebody who holds its row is no beat.
+                    connection.execute("set lock_timeout = '1s'")
                 owned = workers.beat(connection, self.id, name=self.name, pid=os.getpid(), lease=lease)
                 self._last_beat = asked
                 self._first_beat.set()
@@ -287,74 +280,3 @@ class WorkerProcess:
         if name not in self._models:
             self._models[name] = resolve_model(name)
         return self._models[name]
-
-
-class RunJournal:
-    """The engine's journal, in PostgreSQL; what it stores it then tells to the audit trail.
-
-    A write whose connection is lost is tried again for as long as the lease surely holds: a model's turn or a tool's
-    result is too dear to be lost to a restart of the database. Whether the lost one was committed is looked up first.
-    """
-
-    def __init__(
-        self,
-        database: Database,
-        claim: Claim,
-        version: str,
-        tell: Callable[[list[AuditEvent]], None],
-        check: Callable[[Claim], None],
-    ) -> None:
-        self._database = database
-        self._claim = claim
-        self._version = version
-        self._tell = tell
-        self._check = check
-
-    def check_lease(self) -> None:
-        self._check(self._claim)
-
-    async def store_step(self, step: int, turn: Turn, usage: Usage) -> None:
-        await self._write(
-            partial(journal.store_step, claim=self._claim, step=step, turn=turn, version=self._version, usage=usage),
-            partial(journal.has_step, claim=self._claim, step=step),
-        )
-
-    async def start_call(self, step: int, ordinal: int, call: ToolCall) -> None:
-        place = {"claim": self._claim, "step": step, "ordinal": ordinal, "call": call}
-        event = await self._write(partial(journal.start_call, **place), partial(journal.told_call, **place))
-        self._tell([event])
-
-    async def finish_call(self, step: int, ordinal: int, call: ToolCall, outcome: CallOutcome) -> None:
-        place = {"claim": self._claim, "step": step, "ordinal": ordinal, "call": call}
-        event = await self._write(
-            partial(journal.finish_call, **place, outcome=outcome), partial(journal.told_result, **place)
-        )
-        self._tell([event])
-
-    async def start_spawn(self, step: int, ordinal: int, call: ToolCall, agent: str, instruction: str) -> None:
-        place = {"claim": self._claim, "step": step, "ordinal": ordinal, "call": call}
-        event = await self._write(
-            partial(journal.start_spawn, **place, agent=agent, instruction=instruction),
-            partial(journal.told_call, **place),
-        )
-        self._tell([event])
-
-    async def _write(
-        self, write: Callable[[Transaction], Awaitable[T]], written: Callable[[Transaction], Awaitable[T | None]]
-    ) -> T:
-        try:
-            return await self._database.transact(write)
-        except DatabaseUnavailable as error:
-            logger.warning("worker: run=%s: %s; trying again", self._claim.run_id, error)
-
-        async def look_and_write(tx: Transaction) -> T:
-            # The fence waits for the lost transaction, should the server still be at it.
-            await runs.fence(tx, self._claim)
-            found = await written(tx)
-            return await write(tx) if found is None else found
-
-        while True:
-            self._check(self._claim)
-            await asyncio.sleep(LOST_PAUSE)
-            with contextlib.suppress(DatabaseUnavailable):
-                return await self._database.transact(look_and_write)

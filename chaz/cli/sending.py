@@ -6,7 +6,7 @@ import argparse
 from typing import TYPE_CHECKING
 
 from chaz.cli.options import add_command, print_json, producer_of, session_target
-from chaz.producer import SendOptions
+from chaz.submitting import SendOptions
 from chaz.result import AgentResult
 
 if TYPE_CHECKING:
