@@ -6,8 +6,8 @@ import argparse
 from typing import TYPE_CHECKING
 
 from chaz.cli.options import add_command, print_json, producer_of, session_target
-from chaz.submitting import SendOptions
 from chaz.result import AgentResult
+from chaz.submitting import SendOptions
 
 if TYPE_CHECKING:
     from chaz.cli.options import Commands
