@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from datetime import timedelta
 from typing import Any
 from uuid import UUID
 
@@ -20,6 +21,9 @@ from chaz.errors import StaleAttempt
 from chaz.journal import close_call
 from chaz.outcomes import CallOutcome, RunOutcome, RunState
 from chaz.runs import Claim
+
+AUDIT_GRACE = timedelta(seconds=5)
+"""How long after a run's end its events may be on their way; then what is missing is sent again."""
 
 # What the parent's model is told of a child that did not succeed.
 _TOLD: dict[str, str] = {
@@ -74,7 +78,8 @@ async def _end(
     await tx.execute(
         """
         update chaz.runs set state = %(state)s, result = %(result)s, reason = %(reason)s, worker_id = null,
-            claim = null, waits_for = null, ended_at = clock_timestamp()
+            claim = null, waits_for = null, ended_at = clock_timestamp(),
+            audit_after = case when event_seq > 0 then clock_timestamp() + %(audit_grace)s end
         where id = %(run)s
         """,
         {
@@ -82,6 +87,7 @@ async def _end(
             "state": outcome.state,
             "result": text,
             "reason": outcome.reason or None,
+            "audit_grace": AUDIT_GRACE,
         },
     )
     await _append_closing_entry(tx, run, outcome, text)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, LiteralString
 from uuid import UUID
 
 from psycopg.types.json import Jsonb
@@ -17,7 +17,7 @@ from chaz.database import Row, Transaction
 from chaz.deliveries import AuditEvent, event_body
 from chaz.entries import derived_id, safe_text
 from chaz.outcomes import MAX_RESULT, CallOutcome, ToolCall, Turn, Usage
-from chaz.runs import Claim, Number, fence
+from chaz.runs import Claim, fence
 
 MAX_NAME = 200
 
@@ -145,47 +145,65 @@ async def finish_call(
 async def told_call(tx: Transaction, claim: Claim, *, step: int, ordinal: int, call: ToolCall) -> AuditEvent | None:
     """The event of a call that this attempt has stored already, else None."""
     row = await _call_row(tx, claim, step, ordinal)
-    if row is None or row["attempt"] != claim.attempt:
-        return None
-    return _told(claim, row, "tool_call", row["call_position"], Number(row["call_seq"], row["started_at"]))
+    return None if row is None or row["attempt"] != claim.attempt else call_event(row)
 
 
 async def told_result(tx: Transaction, claim: Claim, *, step: int, ordinal: int, call: ToolCall) -> AuditEvent | None:
     """The event of a result that has been stored already, else None."""
     row = await _call_row(tx, claim, step, ordinal)
-    if row is None or row["result_seq"] is None:
-        return None
-    return _told(claim, row, "tool_result", row["result_position"], Number(row["result_seq"], row["ended_at"]))
+    return None if row is None or row["result_seq"] is None else result_event(row)
+
+
+CALL: LiteralString = "c.*, r.session_id, r.tenant, r.agent from chaz.calls c join chaz.runs r on r.id = c.run_id"
+"""What :func:`call_event` and :func:`result_event` need of a call: its row, and its run's session, tenant and agent."""
 
 
 async def _call_row(tx: Transaction, claim: Claim, step: int, ordinal: int) -> Row | None:
     cursor = await tx.execute(
-        "select * from chaz.calls where run_id = %(run)s and step = %(step)s and ordinal = %(ordinal)s",
+        f"select {CALL} where c.run_id = %(run)s and step = %(step)s and ordinal = %(ordinal)s",
         {"run": claim.run_id, "step": step, "ordinal": ordinal},
     )
     return await cursor.fetchone()
 
 
-def _told(
-    claim: Claim, row: Row, kind: Literal["tool_call", "tool_result"], position: int, number: Number
-) -> AuditEvent:
+def call_event(row: Row) -> AuditEvent:
+    """The event of a call, as it was told when the call started."""
     return AuditEvent(
-        kind=kind,
-        session=claim.session_id,
-        tenant=claim.tenant,
-        position=position,
-        seq=number.seq,
-        at=number.at,
-        run=claim.run_id,
-        agent=claim.agent,
-        attempt=claim.attempt,
-        step=row["step"],
-        ordinal=row["ordinal"],
-        call_id=row["call_id"],
-        tool=row["tool"],
-        outcome=row["outcome"] if kind == "tool_result" else "",
-        content=row["result"] if kind == "tool_result" else row["arguments"],
+        kind="tool_call",
+        position=row["call_position"],
+        seq=row["call_seq"],
+        at=row["started_at"],
+        attempt=row["attempt"],
+        content=row["arguments"],
+        **_common(row),
     )
+
+
+def result_event(row: Row) -> AuditEvent:
+    """The event of a result, as it was told when the call ended."""
+    return AuditEvent(
+        kind="tool_result",
+        position=row["result_position"],
+        seq=row["result_seq"],
+        at=row["ended_at"],
+        attempt=row["result_attempt"],
+        outcome=row["outcome"],
+        content=row["result"],
+        **_common(row),
+    )
+
+
+def _common(row: Row) -> dict[str, Any]:
+    return {
+        "session": row["session_id"],
+        "tenant": row["tenant"],
+        "run": row["run_id"],
+        "agent": row["agent"],
+        "step": row["step"],
+        "ordinal": row["ordinal"],
+        "call_id": row["call_id"],
+        "tool": row["tool"],
+    }
 
 
 async def close_call(tx: Transaction, event: AuditEvent) -> None:
@@ -193,7 +211,7 @@ async def close_call(tx: Transaction, event: AuditEvent) -> None:
     await tx.execute(
         """
         update chaz.calls set state = 'done', outcome = %(outcome)s, result = %(result)s,
-            result_position = %(position)s, result_seq = %(seq)s, ended_at = %(at)s
+            result_position = %(position)s, result_seq = %(seq)s, result_attempt = %(attempt)s, ended_at = %(at)s
         where run_id = %(run)s and step = %(step)s and ordinal = %(ordinal)s and state = 'started'
         """,
         {
@@ -203,6 +221,7 @@ async def close_call(tx: Transaction, event: AuditEvent) -> None:
             "outcome": event.outcome,
             "result": event.content,
             "position": event.position,
+            "attempt": event.attempt,
             "seq": event.seq,
             "at": event.at,
         },

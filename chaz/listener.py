@@ -17,6 +17,7 @@ from datetime import timedelta
 from uuid import UUID, uuid4
 
 from chaz import sweeps
+from chaz.audit import trail
 from chaz.audit.publisher import AuditPublisher
 from chaz.channels import BELL
 from chaz.database import RETRIED, Database, Subscription, Transaction
@@ -185,6 +186,8 @@ class Listener:
             found |= await self._rescue()
         if due.late:
             found |= await self._close_late()
+        if due.untold:
+            found |= await self._tell_again()
         return found
 
     async def _place_and_publish(self, only: UUID | None = None) -> bool:
@@ -244,6 +247,13 @@ class Listener:
             logger.warning("listener: run=%s failed: %s", run, reason)
             self._audit.tell(events)
         return bool(closed)
+
+    async def _tell_again(self) -> bool:
+        settled = await trail.settle(self._database)
+        if settled.missing:
+            logger.warning("listener: %d audit events were not recorded; sent again", len(settled.missing))
+            self._audit.tell(settled.missing)
+        return settled.runs > 0
 
     async def _sweep(self) -> None:
         """What is due by the clock only: the connection's probe, this listener's health."""

@@ -32,9 +32,10 @@ class Due:
     publish: bool
     lost: bool
     late: bool
+    untold: bool
 
     def __bool__(self) -> bool:
-        return self.inbox or self.scheduled or self.publish or self.lost or self.late
+        return any((self.inbox, self.scheduled, self.publish, self.lost, self.late, self.untold))
 
 
 async def due(database: Database) -> Due:
@@ -55,7 +56,8 @@ async def due(database: Database) -> Due:
                 where state in ('pending', 'queued') and expires_at is not null and expires_at < now())
             or exists (select from chaz.runs r
                 where r.state = 'queued' and (
-                    r.crashes >= %(crashes)s or not exists (select from chaz.agents a where a.name = r.agent))) as late
+                    r.crashes >= %(crashes)s or not exists (select from chaz.agents a where a.name = r.agent))) as late,
+            exists (select from chaz.runs where audit_after <= now()) as untold
         """,
         {"crashes": CRASH_LIMIT},
     )

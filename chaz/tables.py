@@ -65,6 +65,7 @@ runs = Table(
     Column("read_to", BigInteger),
     Column("event_seq", Integer, nullable=False),
     Column("digest", LargeBinary, nullable=False),
+    Column("audit_after", DateTime(timezone=True)),
     Column("publish_after", DateTime(timezone=True), nullable=False),
     Column("publishes", Integer, nullable=False),
     Column("steps", Integer, nullable=False),

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import dataclasses
 import logging
 import os
 import signal
@@ -14,7 +15,7 @@ import sys
 import warnings
 from typing import TYPE_CHECKING, Any
 
-from chaz.cli.options import add_command, settings_of
+from chaz.cli.options import add_command, print_json, producer_of, session_target, settings_of
 from chaz.database import Database
 from chaz.errors import ConfigurationError
 from chaz.schema import require_current
@@ -34,7 +35,12 @@ def add_commands(commands: Commands, common: argparse.ArgumentParser) -> None:
     worker = add_command(
         commands, common, "worker", run_worker, "serve agents: `celery -A chaz worker` by another name"
     )
-    audit = add_command(commands, common, "audit", run_audit, "record what tools did; run any number")
+    audit = add_command(
+        commands, common, "audit", run_audit, "record what tools did (run any number); `verify` proves the record"
+    )
+    audit.add_argument("verb", nargs="?", choices=("verify",), help="count and hash what is recorded, and end")
+    audit.add_argument("--session", help="verify this session only: a name or an id")
+    audit.add_argument("--json", action="store_true", help="print JSON (verify)")
     for command in (listener, worker, audit):
         command.add_argument("--broker", metavar="URL", help="RabbitMQ, Redis or Valkey (CHAZ_BROKER_URL)")
         command.add_argument("--log-level", default="INFO", choices=("DEBUG", "INFO", "WARNING", "ERROR"))
@@ -107,7 +113,9 @@ async def _listen(settings: Settings) -> None:
 
 
 def run_audit(options: argparse.Namespace) -> int:
-    """Run until SIGTERM or Ctrl-C."""
+    """Run until SIGTERM or Ctrl-C; or verify."""
+    if options.verb == "verify":
+        return run_verify(options)
     need_worker_extra()
     settings = settings_of(options)
     log_to_stderr(options.log_level)
@@ -127,6 +135,28 @@ def run_audit(options: argparse.Namespace) -> int:
     consumer.run(lambda: _say_ready("audit", settings))
     logger.info("chaz audit stopped")
     return 0
+
+
+def run_verify(options: argparse.Namespace) -> int:
+    """Prove that the audit trail is complete and unaltered; exit code 1 unless it is."""
+    from chaz.audit import trail
+
+    with producer_of(options) as chaz:
+        session_id = None
+        if options.session:
+            name, id = session_target(options.session)
+            session_id = chaz.session(name, id=id).id
+        found = chaz.loop.run(trail.verify(chaz.inner.database, session_id))
+    if options.json:
+        print_json({**dataclasses.asdict(found), "proven": found.proven})
+    else:
+        print(
+            f"{found.runs} ended runs told {found.expected} events: {found.recorded} are recorded, {found.missing} are "
+            f"missing, {found.altered} runs' are altered; {found.open_runs} runs are still going"
+        )
+        for run in found.bad_runs or []:
+            print(f"  not proven: run {run}")
+    return 0 if found.proven else 1
 
 
 async def _check_schema(settings: Settings) -> None:

@@ -252,6 +252,7 @@ create table chaz.runs (
     -- the audit trail
     event_seq        integer     not null default 0,
     digest           bytea       not null default '',
+    audit_after      timestamptz,          -- when to look whether all its events are recorded; null: they are
     -- the bell
     publish_after    timestamptz not null default clock_timestamp(),
     publishes        integer     not null default 0,
@@ -279,6 +280,7 @@ create index runs_of_worker on chaz.runs (worker_id) where state = 'running';
 create index runs_deadline on chaz.runs (deadline) where state in ('pending', 'queued', 'running', 'parked');
 create index runs_scheduled on chaz.runs (not_before) where state = 'pending' and not_before is not null;
 create index runs_expiry on chaz.runs (expires_at) where state in ('pending', 'queued') and expires_at is not null;
+create index runs_to_audit on chaz.runs (audit_after) where audit_after is not null;
 create index runs_tree on chaz.runs (root_run_id);
 create index runs_children on chaz.runs (parent_run_id) where parent_run_id is not null;
 create index runs_superseded_by on chaz.runs (superseded_by) where superseded_by is not null;
@@ -328,6 +330,7 @@ create table chaz.calls (
     call_seq        integer     not null,
     result_position bigint,
     result_seq      integer,
+    result_attempt  integer,
     started_at      timestamptz not null default clock_timestamp(),
     ended_at        timestamptz,
     constraint calls_pkey primary key (run_id, step, ordinal),

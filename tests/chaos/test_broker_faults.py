@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import closing
@@ -131,3 +132,22 @@ def test_one_agent_s_broken_queue_holds_up_nobody_else(
 
         assert [handle.get(timeout=30) for handle in sound] == ["You said: Hi"] * 3
         assert {handle.state for handle in broken} == {"queued"}
+
+
+def test_events_that_a_flush_takes_are_told_again(
+    processes: Processes, database: ScratchDatabase, broker: Broker
+) -> None:
+    processes.listener(**SOON)
+    processes.worker()
+    with Chaz(database.url) as chaz:
+        wanted = script(calls(*[call("word_count", text="a b")] * 5), answer("{{results}}"))
+        for n in range(4):
+            chaz.session(f"s{n}").direct("solo", wanted).wait(30)
+    # Nobody has recorded any of it yet.
+    forget_everything(broker)
+    processes.audit()
+
+    eventually(lambda: database.value("select count(*) from chaz.entries where seq > 0") == 40, within=60)
+    verified = processes.start("verify", [sys.executable, "-m", "chaz", "audit", "verify"])
+    assert verified.exit_code() == 0
+    assert "4 ended runs told 40 events: 40 are recorded, 0 are missing" in verified.said
