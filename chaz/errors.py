@@ -13,6 +13,7 @@
     ├── InvalidEntry                what a producer sent cannot be an entry
     ├── Conflict                    an id or idempotency key was used for another entry
     ├── UnknownSession, UnknownAgent, UnknownRun
+    ├── NotRequeueable              a run that is to be run anew has neither failed nor been cancelled
     ├── RunError                    how a run ended, raised by a handle
     │   ├── RunFailed
     │   └── RunCancelled
@@ -121,6 +122,13 @@ class UnknownRun(ChazError):
 
     message = "no run {0}; if its transaction is still open, wait on the handle that `send` returned"
     exit_code = 66
+
+
+class NotRequeueable(ChazError):
+    """Only a run that failed or was cancelled can be run anew. Args: the run's id, the state it is in."""
+
+    message = "run {0} is {1}; only a run that failed or was cancelled can be requeued"
+    exit_code = 65
 
 
 class RunError(ChazError):

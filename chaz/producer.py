@@ -13,7 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Self, Unpack
 from uuid import UUID
 
-from chaz import sessionlog
+from chaz import runs, sessionlog
 from chaz.database import Database
 from chaz.entries import Entry, EntryType
 from chaz.errors import UnknownRun, UnknownSession
@@ -134,6 +134,13 @@ class AsyncChaz:
         handle = self.handle(_run_id(id))
         await handle.state()
         return handle
+
+    async def requeue(self, id: UUID | str) -> AsyncAgentResult:
+        """Run what failed or was cancelled anew: the handle of a new run, with an id of its own.
+
+        Raises UnknownRun, NotRequeueable.
+        """
+        return self.handle(await self.database.transact(partial(runs.requeue, run_id=_run_id(id))))
 
 
 def _run_id(id: UUID | str) -> UUID:
@@ -262,6 +269,10 @@ class Chaz:
     def result(self, id: UUID | str) -> AgentResult:
         """The handle of a run that exists. Raises UnknownRun."""
         return self.handle(self.loop.run(self.inner.result(id)).id)
+
+    def requeue(self, id: UUID | str) -> AgentResult:
+        """Run what failed or was cancelled anew. Raises as :meth:`AsyncChaz.requeue`."""
+        return self.handle(self.loop.run(self.inner.requeue(id)).id)
 
     def runs(self, wanted: RunFilter | None = None) -> list[dict[str, Any]]:
         """Runs as a person wants to see them, newest first; ``wanted`` is a :class:`chaz.listings.RunFilter`."""

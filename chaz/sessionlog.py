@@ -177,14 +177,20 @@ async def context_entries(
     """What a run sees of its session, in order: the conversation so far, and the triggers that it answers.
 
     In view is what is placed up to ``read_to``, from the newest summary on, without the triggers of other runs that
-    are still unanswered.
+    are still unanswered. A requeued run answers what the run answered whose place it takes.
     """
     cursor = await tx.execute(
         f"""
-        with own as (
+        with recursive tries(run) as (
+            select %(run)s::uuid
+            union
+            select r.retry_of from tries join chaz.runs r on r.id = tries.run where r.retry_of is not null
+        ), own as (
             select {ENTRY}, true as own from chaz.entries e
-            where session_id = %(session)s and position <= %(read_to)s and (id = %(run)s or exists (
-                select from chaz.runs r where r.id = e.id and r.superseded_by = %(run)s))
+            where session_id = %(session)s and position <= %(read_to)s and id = any(array(
+                select run from tries
+                union all
+                select r.id from chaz.runs r where r.superseded_by = any(array(select run from tries))))
         ), others as (
             select {ENTRY}, false as own from chaz.entries e
             where session_id = %(session)s and position <= %(read_to)s and seq = 0

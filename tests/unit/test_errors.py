@@ -21,6 +21,7 @@ from chaz.errors import (
     InvalidEntry,
     ModelError,
     ModelUnavailable,
+    NotRequeueable,
     RunCancelled,
     RunError,
     RunFailed,
@@ -53,6 +54,11 @@ SAMPLES: dict[type[ChazError], tuple[tuple[object, ...], str, int]] = {
         ("weekly",),
         "no session 'weekly'; sending to a name creates it, an id must exist",
         66,
+    ),
+    NotRequeueable: (
+        ("1f", "running"),
+        "run 1f is running; only a run that failed or was cancelled can be requeued",
+        65,
     ),
     UnknownAgent: (
         ("reader",),

@@ -1,0 +1,274 @@
+"""A run that failed or was cancelled, run anew: a new run on the same trigger, in its session's turn."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from datetime import timedelta
+from functools import partial
+from uuid import UUID
+
+import pytest
+
+from chaz import AsyncChaz, Chaz, RunFailed, UnknownRun, runs, sessionlog
+from chaz.cli import main
+from chaz.errors import NotRequeueable
+from chaz.listings import RunFilter, list_failed
+from chaz.runs import Claim
+from tests.fixtures.model import script
+from tests.fixtures.postgres import ScratchDatabase
+from tests.fixtures.processes import Processes
+from tests.fixtures.stations import Stations
+
+pytestmark = pytest.mark.anyio
+
+NOBODYS = UUID("00000000-0000-4000-8000-000000000000")
+LINEAGE = ("session_id", "agent", "trigger_position", "priority", "parent_run_id", "root_run_id", "depth", "scope")
+
+
+async def requeue(stations: Stations, run: UUID) -> UUID:
+    return await stations.transact(partial(runs.requeue, run_id=run))
+
+
+async def failed(stations: Stations, session: str = "s", content: str = "hello") -> UUID:
+    claim = await stations.claimed(session, content)
+    await stations.end(claim, "it went wrong", state="failed", reason="model")
+    return claim.run_id
+
+
+async def triggers(stations: Stations, claim: Claim) -> list[str]:
+    """Texts of what the run answers."""
+    _, own = await stations.transact(
+        partial(sessionlog.context_entries, session_id=claim.session_id, run_id=claim.run_id, read_to=claim.read_to)
+    )
+    return [entry.content for entry in own]
+
+
+async def active_run(stations: Stations) -> UUID | None:
+    (head,) = await stations.fetch("select active_run from chaz.heads")
+    return head["active_run"]
+
+
+async def test_a_new_run_takes_the_trigger_and_the_lineage(stations: Stations) -> None:
+    old = await failed(stations)
+    await stations.register("solo", timeout=timedelta(hours=5))
+
+    new = await requeue(stations, old)
+
+    before, after = await stations.run(old), await stations.run(new)
+    assert (after["cause"], after["retry_of"], after["state"], after["attempt"]) == ("requeue", old, "queued", 0)
+    assert [after[name] for name in LINEAGE] == [before[name] for name in LINEAGE]
+    assert (new > old, new.version) == (True, 7)
+    assert timedelta(hours=4.9) < after["deadline"] - after["created_at"] <= timedelta(hours=5)
+    assert (before["state"], before["result"]) == ("failed", "it went wrong")
+    assert await active_run(stations) == new
+    assert [p.delivery.run for p in await stations.transact(partial(runs.publishable, first_wait=5.0))] == [new]
+
+
+async def test_it_rings(stations: Stations, database: ScratchDatabase) -> None:
+    old = await failed(stations)
+    with database.connect(autocommit=True) as connection:
+        connection.execute("listen chaz")
+        await requeue(stations, old)
+        heard = await asyncio.to_thread(lambda: list(connection.notifies(timeout=5, stop_after=1)))
+    assert len(heard) == 1
+
+
+async def test_it_waits_for_its_turn(stations: Stations) -> None:
+    old = await failed(stations, content="one")
+    busy = await stations.claimed("s", "two")
+    later = await stations.send("s", "three")
+    await stations.place()
+
+    new = await requeue(stations, old)
+
+    assert (await stations.state(new), await active_run(stations)) == ("pending", busy.run_id)
+    await stations.end(busy)
+    # By its trigger's place it comes before what was asked later.
+    assert (await stations.state(new), await stations.state(later)) == ("queued", "pending")
+    await stations.end(await stations.claim(new))
+    assert await stations.state(later) == "queued"
+
+
+async def test_it_answers_the_trigger_and_sees_what_came_since(stations: Stations) -> None:
+    old = await failed(stations, content="the question")
+    await stations.end(await stations.claimed("s", "meanwhile"), "an answer")
+    second = await requeue(stations, old)
+    claim = await stations.claim(second)
+    assert await triggers(stations, claim) == ["the question"]
+    assert claim.read_to == 6
+    await stations.end(claim, "again", state="failed", reason="model")
+
+    third = await requeue(stations, second)
+
+    assert await triggers(stations, await stations.claim(third)) == ["the question"]
+    assert (await stations.run(third))["retry_of"] == second
+
+
+async def test_it_answers_the_messages_that_the_old_one_took(stations: Stations) -> None:
+    messages = [await stations.say("s", f"message {n}", recipient="solo") for n in range(3)]
+    await stations.place()
+    await stations.end(await stations.claim(messages[0]), "no", state="failed", reason="model")
+    assert await stations.state(messages[1]) == "superseded"
+
+    new = await requeue(stations, messages[0])
+    late = await stations.say("s", "a later one", recipient="solo")
+    await stations.place()
+
+    assert await triggers(stations, await stations.claim(new)) == ["message 0", "message 1", "message 2"]
+    assert await stations.state(late) == "pending"
+
+
+async def test_a_child_is_run_anew_for_nobody(stations: Stations) -> None:
+    parent, (child,) = await stations.spawning("s")
+    await stations.park(parent)
+    await stations.end(await stations.claim(child, "child"), "no", state="failed", reason="model")
+    resumed = await stations.claim(parent.run_id, "parent")
+
+    new = await requeue(stations, child)
+
+    row = await stations.run(new)
+    assert (row["parent_run_id"], row["root_run_id"], row["depth"]) == (parent.run_id, parent.run_id, 1)
+    await stations.end(await stations.claim(new, "child"), "at last")
+    (wait,) = await stations.fetch("select answer from chaz.waits")
+    assert "failed (model)" in wait["answer"]["content"]
+    assert (await stations.run(parent.run_id))["attempt"] == resumed.attempt
+
+
+async def test_only_what_failed_or_was_cancelled(stations: Stations) -> None:
+    with pytest.raises(UnknownRun):
+        await requeue(stations, NOBODYS)
+
+    run = await stations.send("s")
+    await stations.place()
+    with pytest.raises(NotRequeueable, match="is queued; only"):
+        await requeue(stations, run)
+    claim = await stations.claim(run)
+    with pytest.raises(NotRequeueable, match="is running; only"):
+        await requeue(stations, run)
+    await stations.end(claim)
+    with pytest.raises(NotRequeueable, match="is succeeded; only"):
+        await requeue(stations, run)
+    assert len(await stations.fetch("select from chaz.runs")) == 1
+
+    cancelled = await stations.claimed("s")
+    await stations.end(cancelled, "by ada", state="cancelled", reason="cancelled")
+    assert await stations.state(await requeue(stations, cancelled.run_id)) == "queued"
+
+
+async def test_an_agent_that_nobody_served_is_attached_again(stations: Stations) -> None:
+    run = await stations.send("s", recipient="newcomer")
+    await stations.place()
+    await stations.fetch("delete from chaz.attachments returning 1")
+    await stations.close(run, "queued")
+
+    await stations.register("newcomer")
+    new = await requeue(stations, run)
+
+    assert await stations.fetch("select agent, lead from chaz.attachments") == [{"agent": "newcomer", "lead": True}]
+    await stations.claim(new, "newcomer")
+
+
+async def test_of_two_at_once_one_is_active(stations: Stations) -> None:
+    runs_failed = [await failed(stations), await failed(stations)]
+    new = await asyncio.gather(*(requeue(stations, run) for run in runs_failed))
+    assert sorted([await stations.state(run) for run in new]) == ["pending", "queued"]
+
+
+async def test_what_failed_for_good_is_listed_with_why(stations: Stations) -> None:
+    first, second = await failed(stations, "s"), await failed(stations, "t")
+    await stations.end(await stations.claimed("u"))
+
+    rows = await list_failed(stations.database, RunFilter())
+    assert [(row["id"], row["session"]) for row in rows] == [(second, "t"), (first, "s")]
+    assert (rows[0]["reason"], rows[0]["result"], rows[0]["attempt"], rows[0]["crashes"]) == (
+        *("model", "it went wrong"),
+        *(1, 0),
+    )
+
+    new = await requeue(stations, first)
+    assert [row["id"] for row in await list_failed(stations.database, RunFilter())] == [second]
+    await stations.end(await stations.claim(new), "again", state="failed", reason="model")
+    assert [row["id"] for row in await list_failed(stations.database, RunFilter())] == [new, second]
+    assert [row["id"] for row in await list_failed(stations.database, RunFilter(limit=1))] == [new]
+
+
+async def test_the_producers_give_a_handle(stations: Stations, chaz: Chaz, database: ScratchDatabase) -> None:
+    old = await failed(stations)
+    handle = await asyncio.to_thread(chaz.requeue, str(old))
+    assert await asyncio.to_thread(lambda: handle.state) == "queued"
+    await stations.end(await stations.claim(handle.id), "at last")
+    assert await asyncio.to_thread(handle.get, 10) == "at last"
+
+    async with AsyncChaz(database.url) as producer:
+        again = await producer.requeue(await failed(stations))
+        assert await again.state() == "queued"
+        with pytest.raises(UnknownRun):
+            await producer.requeue("not an id")
+
+
+def command(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    """Run a command in this process: its exit code, and what it said."""
+    with pytest.raises(SystemExit) as exit:
+        main(arguments)
+    said = capsys.readouterr()
+    assert isinstance(exit.value.code, int)
+    return exit.value.code, said.out, said.err
+
+
+@pytest.mark.parametrize("wrong", [("requeue",), ("failed", "x"), ("failed", "--state", "failed"), ("repeat",)])
+def test_a_wrong_command_line_is_refused(capsys: pytest.CaptureFixture[str], wrong: tuple[str, ...]) -> None:
+    code, out, said = command(capsys, "runs", *wrong)
+    assert (code, out) == (2, "")
+    assert "chaz runs: error: " in said
+
+
+def test_a_run_that_goes_on_is_refused(
+    capsys: pytest.CaptureFixture[str], chaz: Chaz, database: ScratchDatabase
+) -> None:
+    run = chaz.session("talk").direct("solo", "Hello").id
+    assert command(capsys, "runs", "requeue", str(run), "--database", database.url) == (
+        66,
+        "",
+        f"chaz: {UnknownRun(run)}\n",
+    )
+    database.query(
+        """
+        insert into chaz.runs (id, session_id, agent, state, cause, root_run_id, deadline)
+        values (%(run)s, gen_random_uuid(), 'solo', 'queued', 'directive', %(run)s, now())
+        """,
+        run=run,
+    )
+    assert command(capsys, "runs", "requeue", str(run), "--database", database.url) == (
+        65,
+        "",
+        f"chaz: run {run} is queued; only a run that failed or was cancelled can be requeued\n",
+    )
+
+
+def test_real_processes_run_it_anew(
+    capsys: pytest.CaptureFixture[str], processes: Processes, database: ScratchDatabase
+) -> None:
+    here = ("--database", database.url)
+    processes.stack()
+    with Chaz(database.url) as chaz:
+        old = chaz.session("talk").direct("solo", script({"error": "refused"}))
+        with pytest.raises(RunFailed):
+            old.get(30)
+
+        code, listed, _ = command(capsys, "runs", "failed", *here)
+        assert (code, listed.count("\n")) == (0, 2)
+        assert f"{old.id}  solo" in listed
+        assert "[talk] model: " in listed
+        (row,) = map(json.loads, command(capsys, "runs", "failed", "--json", *here)[1].splitlines())
+        assert (row["id"], row["agent"], row["session"], row["reason"]) == (str(old.id), "solo", "talk", "model")
+
+        code, printed, _ = command(capsys, "runs", "requeue", str(old.id), *here)
+        assert code == 0
+        new = chaz.result(printed.strip())
+        assert new.id != old.id
+        # The same script, so the same end: it was on the same trigger.
+        with pytest.raises(RunFailed, match="refused"):
+            new.get(30)
+        (row,) = map(json.loads, command(capsys, "runs", "failed", "--json", *here)[1].splitlines())
+        assert (row["id"], row["retry_of"]) == (str(new.id), str(old.id))
