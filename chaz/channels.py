@@ -10,6 +10,9 @@ DONE = "chaz_done"
 
 AUDIT = "audit"
 AUDIT_DEAD = "audit.dead"
+ISOLATION = "isolation"
+"""Queue of the runs that may have taken their worker down; served by a process of its own."""
+
 RUNS = "runs"
 """Exchange of the agents' queues."""
 

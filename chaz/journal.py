@@ -81,7 +81,8 @@ async def store_step(tx: Transaction, claim: Claim, *, step: int, turn: Turn, ve
             insert into chaz.steps (run_id, step, attempt, version, turn)
             values (%(run)s, %(step)s, %(attempt)s, %(version)s, %(turn)s::json)),
         counted as (
-            update chaz.runs set steps = %(step)s + 1, crashes = 0, usage = %(usage)s where id = %(run)s)
+            update chaz.runs set steps = %(step)s + 1, crashes = 0, suspect = false, usage = %(usage)s
+            where id = %(run)s)
         update chaz.tree_budgets set steps = steps + 1, tokens = tokens + %(tokens)s where root_run_id = %(root)s
         """,
         {

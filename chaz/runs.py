@@ -5,12 +5,26 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Literal
+from typing import Literal, LiteralString
 from uuid import UUID, uuid4
 
+from chaz.channels import ISOLATION
 from chaz.database import Database, Row, Transaction
 from chaz.deliveries import RunDelivery
-from chaz.errors import StaleAttempt
+from chaz.errors import NotRequeueable, StaleAttempt, UnknownRun
+
+CRASH_LIMIT = 10
+"""Workers lost under a run, in a row and without a new step, before it is given up."""
+GIVEN_UP: LiteralString = "(r.lost_alone or r.crashes >= 10)"
+"""That, as a condition on ``chaz.runs r``: a sweep closes such a run, and none publishes it.
+
+A suspect run (a worker was lost during a call of it) gets one more try, alone, where there is an isolation worker.
+"""
+
+ISOLATED: LiteralString = """
+    exists (select from chaz.workers i where i.isolation and i.expires_at > now() - interval '1 minute')
+"""
+"""Whether there is an isolation worker; its process may have just been taken down, and comes back."""
 
 DEFAULT_TIMEOUT = timedelta(hours=1)
 """A run's time where neither its producer nor its agent says."""
@@ -72,13 +86,16 @@ def publication(row: Row) -> Publication:
 async def publishable(tx: Transaction, *, first_wait: float, limit: int = 200) -> list[Publication]:
     """Take the queued runs whose bell is due; each is due again after a wait that doubles, from ``first_wait`` seconds.
 
-    Doubling, because a run that nobody has claimed yet most often stands in a long queue already.
+    Doubling, because a run that nobody has claimed yet most often stands in a long queue already. A suspect run goes to
+    the isolation worker, if there is one.
     """
     cursor = await tx.execute(
-        """
+        f"""
         with due as (
-            select r.id, a.queue from chaz.runs r join chaz.agents a on a.name = r.agent
-            where r.state = 'queued' and r.publish_after <= now()
+            select r.id, case when r.suspect and {ISOLATED}
+                then %(isolation)s else a.queue end as queue
+            from chaz.runs r join chaz.agents a on a.name = r.agent
+            where r.state = 'queued' and r.publish_after <= now() and not {GIVEN_UP}
             order by r.publish_after limit %(limit)s for update of r skip locked)
         update chaz.runs r set
             publishes = r.publishes + 1,
@@ -86,7 +103,7 @@ async def publishable(tx: Transaction, *, first_wait: float, limit: int = 200) -
         from due where r.id = due.id
         returning r.id, r.agent, r.session_id, r.parent_run_id, r.priority, r.queued_at, due.queue
         """,
-        {"first_wait": first_wait, "limit": limit},
+        {"first_wait": first_wait, "limit": limit, "isolation": ISOLATION},
     )
     rows = sorted(await cursor.fetchall(), key=lambda row: (-row["priority"], row["queued_at"]))
     return [publication(row) for row in rows]
@@ -96,12 +113,13 @@ async def claim(tx: Transaction, run_id: UUID, *, agent: str, worker_id: UUID) -
     """Make the run this worker's, under its session's head, with an ``ack`` entry.
 
     The first claim freezes what the run sees (``read_to``) and supersedes the pending message runs of the same agent
-    up to there: coalescing is decided here and nowhere else. A worker whose lease has run out claims nothing.
+    up to there: coalescing is decided here and nowhere else. A worker whose lease has run out claims nothing, and a
+    suspect run is the isolation worker's only: brokers redeliver to anybody what a dead worker had not acknowledged.
     """
     claim_id = uuid4()
     async with tx.pipeline():
         claimed = await tx.execute(
-            """
+            f"""
             with head as (
                 select session_id, next_position as position from chaz.heads
                 where session_id = (select session_id from chaz.runs where id = %(run)s) for update),
@@ -111,7 +129,9 @@ async def claim(tx: Transaction, run_id: UUID, *, agent: str, worker_id: UUID) -
                     waits_for = null, started_at = coalesce(started_at, clock_timestamp())
                 from head
                 where id = %(run)s and agent = %(agent)s and state = 'queued'
-                    and exists (select from chaz.workers w where w.id = %(worker)s and w.expires_at > clock_timestamp())
+                    and exists (
+                        select from chaz.workers w where w.id = %(worker)s and w.expires_at > clock_timestamp()
+                            and (w.isolation or not (r.suspect and {ISOLATED})))
                     and (not_before is null or not_before <= clock_timestamp())
                 returning r.*),
             acked as (
@@ -152,7 +172,7 @@ async def _why_unclaimed(tx: Transaction, run_id: UUID, agent: str) -> Unclaimed
     if row["agent"] != agent:
         return Unclaimed("other agent", row["agent"])
     if row["state"] == "queued":
-        return Unclaimed("not yet", "its time has not come, or this worker's lease has run out")
+        return Unclaimed("not yet", "its time has not come, it is to run alone, or this worker's lease has run out")
     return Unclaimed("not queued", row["state"])
 
 
@@ -207,18 +227,69 @@ async def park(tx: Transaction, attempt: Attempt, *, waits_for: str) -> bool:
     return row is not None
 
 
-async def give_back(tx: Transaction, attempt: Attempt, *, wait: float = 0, reason: str = "") -> None:
-    """Queue the run again for any worker, not before ``wait`` seconds from now."""
+async def give_back(
+    tx: Transaction, attempt: Attempt, *, wait: float = 0, reason: str = "", cleared: bool = False
+) -> None:
+    """Queue the run again for any worker, not before ``wait`` seconds from now; ``cleared`` of its suspicion, if so."""
     await fence(tx, attempt)
     await tx.execute(
         """
         update chaz.runs set state = 'queued', worker_id = null, claim = null, waits_for = %(reason)s,
             not_before = clock_timestamp() + %(wait)s, publish_after = clock_timestamp() + %(wait)s,
-            publishes = 0, queued_at = clock_timestamp()
+            publishes = 0, queued_at = clock_timestamp(), suspect = suspect and not %(cleared)s
         where id = %(run)s
         """,
-        {"run": attempt.run_id, "wait": timedelta(seconds=wait), "reason": reason or None},
+        {"run": attempt.run_id, "wait": timedelta(seconds=wait), "reason": reason or None, "cleared": cleared},
     )
+
+
+async def requeue(tx: Transaction, run_id: UUID) -> UUID:
+    """Make a new run of the agent and trigger of one that failed or was cancelled, and return its id.
+
+    Its lineage is the old one's, its time is fresh. It takes its place in the session as any other run: queued if the
+    session is free, else pending. Raises UnknownRun, NotRequeueable.
+    """
+    await tx.execute(
+        """
+        select from chaz.heads where session_id = (select session_id from chaz.runs where id = %(run)s) for update
+        """,
+        {"run": run_id},
+    )
+    old = await (await tx.execute("select state from chaz.runs where id = %(run)s", {"run": run_id})).fetchone()
+    if old is None:
+        raise UnknownRun(run_id)
+    if old["state"] not in {"failed", "cancelled"}:
+        raise NotRequeueable(run_id, old["state"])
+    # The agent is attached (again): a run that failed because nobody served its agent took it off the session.
+    row = await (
+        await tx.execute(
+            """
+            with made as (
+                insert into chaz.runs (id, tenant, session_id, agent, state, cause, trigger_position, retry_of,
+                    priority, parent_run_id, root_run_id, depth, scope, max_steps, suspect, deadline, queued_at)
+                select chaz.new_id(), r.tenant, r.session_id, r.agent,
+                    case when h.active_run is null then 'queued' else 'pending' end, 'requeue', r.trigger_position,
+                    r.id, r.priority, r.parent_run_id, r.root_run_id, r.depth, r.scope, r.max_steps, r.suspect,
+                    clock_timestamp() + coalesce(a.timeout, %(timeout)s),
+                    case when h.active_run is null then clock_timestamp() end
+                from chaz.runs r join chaz.heads h using (session_id) left join chaz.agents a on a.name = r.agent
+                where r.id = %(run)s
+                returning id, session_id, agent, state),
+            attached as (
+                insert into chaz.attachments (session_id, agent, lead)
+                select session_id, agent,
+                    not exists (select from chaz.attachments a where a.session_id = made.session_id)
+                from made on conflict do nothing),
+            active as (
+                update chaz.heads h set active_run = made.id
+                from made where h.session_id = made.session_id and made.state = 'queued')
+            select id from made
+            """,
+            {"run": run_id, "timeout": DEFAULT_TIMEOUT},
+        )
+    ).fetchone()
+    assert row is not None
+    return row["id"]
 
 
 async def ring_again(tx: Transaction, run_id: UUID) -> None:

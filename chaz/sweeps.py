@@ -16,11 +16,9 @@ from chaz.database import Database, Transaction
 from chaz.deliveries import AuditEvent
 from chaz.errors import DatabaseUnavailable
 from chaz.outcomes import RunOutcome, RunState
+from chaz.runs import GIVEN_UP
 
 logger = logging.getLogger("chaz.listener")
-
-CRASH_LIMIT = 10
-"""Workers lost under a run, in a row and without a new step, before it is given up."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +39,7 @@ class Due:
 async def due(database: Database) -> Due:
     """Look for work of every kind."""
     (row,) = await database.fetch(
-        """
+        f"""
         select
             exists (select from chaz.entries where position is null) as inbox,
             exists (select from chaz.runs r join chaz.heads h on h.session_id = r.session_id and h.active_run is null
@@ -56,10 +54,9 @@ async def due(database: Database) -> Due:
                 where state in ('pending', 'queued') and expires_at is not null and expires_at < now())
             or exists (select from chaz.runs r
                 where r.state = 'queued' and (
-                    r.crashes >= %(crashes)s or not exists (select from chaz.agents a where a.name = r.agent))) as late,
+                    {GIVEN_UP} or not exists (select from chaz.agents a where a.name = r.agent))) as late,
             exists (select from chaz.runs where audit_after <= now()) as untold
         """,
-        {"crashes": CRASH_LIMIT},
     )
     return Due(**row)
 
@@ -108,10 +105,14 @@ async def rescue_lost(database: Database, *, limit: int = 100) -> list[tuple[UUI
         cursor = await tx.execute(
             """
             with lost as (
-                select r.id, r.worker_id from chaz.runs r join chaz.workers w on w.id = r.worker_id
+                select r.id, r.worker_id, w.isolation from chaz.runs r join chaz.workers w on w.id = r.worker_id
                 where r.state = 'running' and w.expires_at < now()
                 order by r.id limit %(limit)s for update of r skip locked)
             update chaz.runs r set state = 'queued', crashes = crashes + 1, worker_id = null, claim = null,
+                lost_alone = suspect and lost.isolation,
+                suspect = suspect or exists (
+                    select from chaz.calls c left join chaz.waits w using (run_id, step, ordinal)
+                    where c.run_id = r.id and c.attempt = r.attempt and c.state = 'started' and w.run_id is null),
                 queued_at = clock_timestamp(), publishes = 0, publish_after = clock_timestamp(),
                 waits_for = 'its worker was lost'
             from lost where r.id = lost.id returning r.id, lost.worker_id
@@ -131,10 +132,10 @@ async def close_late(
     A running one is its worker's to end; it is ended from here a lease later, if the worker has not.
     """
     rows = await database.fetch(
-        """
+        f"""
         select r.id, r.agent, r.state,
             case
-                when r.crashes >= %(crashes)s and r.state = 'queued' then 'crashes'
+                when r.state = 'queued' and {GIVEN_UP} then 'crashes'
                 when r.deadline < now() then 'deadline'
                 when r.expires_at < now() and r.state in ('pending', 'queued') then 'expired'
                 else 'unknown-agent'
@@ -143,7 +144,7 @@ async def close_late(
         where r.state in ('pending', 'queued', 'running', 'parked') and (
             r.deadline < now() - case when r.state = 'running' then %(lease)s else interval '0' end
             or (r.expires_at < now() and r.state in ('pending', 'queued') and r.started_at is null)
-            or (r.state = 'queued' and r.crashes >= %(crashes)s)
+            or (r.state = 'queued' and {GIVEN_UP})
             or (r.state = 'queued' and r.queued_at < now() - %(grace)s
                 and not exists (select from chaz.agents a where a.name = r.agent)))
         order by r.deadline limit %(limit)s
@@ -151,7 +152,6 @@ async def close_late(
         {
             "grace": timedelta(seconds=grace),
             "lease": timedelta(seconds=lease),
-            "crashes": CRASH_LIMIT,
             "limit": limit,
         },
     )
@@ -220,7 +220,7 @@ async def forget_processes(database: Database) -> None:
 def _text(reason: str, agent: str) -> str:
     match reason:
         case "crashes":
-            return f"given up: {CRASH_LIMIT} workers were lost while they ran it"
+            return "given up: too many workers were lost while they ran it"
         case "deadline":
             return "its deadline has passed"
         case "expired":

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from sqlalchemy import (
     BigInteger,
+    Boolean,
     Column,
     DateTime,
     Integer,
@@ -59,6 +60,8 @@ runs = Table(
     Column("deadline", DateTime(timezone=True), nullable=False),
     Column("attempt", Integer, nullable=False),
     Column("crashes", Integer, nullable=False),
+    Column("suspect", Boolean, nullable=False),
+    Column("lost_alone", Boolean, nullable=False),
     Column("worker_id", Uuid),
     Column("claim", Uuid),
     Column("ack_position", BigInteger),

@@ -16,7 +16,7 @@ from pydantic import ValidationError
 
 from chaz.broker import check, run_queue
 from chaz.celery import app, end_program, settings
-from chaz.channels import broker_name, task_name
+from chaz.channels import ISOLATION, broker_name, task_name
 from chaz.database import Database, Transaction
 from chaz.deliveries import RunDelivery
 from chaz.errors import ChazError, DatabaseUnavailable
@@ -44,17 +44,28 @@ class _Here:
     process: WorkerProcess | None = None
     pid = 0
     name = "worker"
+    draining: threading.Thread | None = None
     lock = threading.Lock()
+    parent_pipe: tuple[int, int] | None = None
+    """Made before a prefork pool's children; they read its end when the parent is asked to stop, or has gone.
+
+    A ``multiprocessing.Event`` would hang in its ``set`` over a child that was killed in its ``wait``.
+    """
 
     @classmethod
     def worker(cls) -> WorkerProcess:
         with cls.lock:
             if cls.process is None or cls.pid != os.getpid():
                 assert cls.agents is not None
-                process = WorkerProcess(settings, cls.agents, name=cls.name)
+                process = WorkerProcess(settings, cls.agents, name=cls.name, isolation=serves_isolation())
                 process.start()
                 cls.process, cls.pid = process, os.getpid()
             return cls.process
+
+
+def serves_isolation() -> bool:
+    """Whether this worker consumes the queue of suspect runs."""
+    return broker_name(settings.broker_prefix, ISOLATION) in app.amqp.queues.consume_from
 
 
 class AgentTask(Task[Any, None]):
@@ -97,12 +108,14 @@ def load(sender: str, conf: Any, **_: object) -> None:
         # Celery swallows what a signal's receiver raises, but for a SystemExit.
         end_program(error)
     _Here.agents, _Here.name = agents, sender
+    _Here.parent_pipe = os.pipe()
     for agent in agents.values():
         task = type(f"AgentTask_{agent.name}", (AgentTask,), {"name": task_name(agent.name), "agent": agent.name})
         app.register_task(task())
-    conf.task_queues = [
-        run_queue(settings.broker_prefix, queue) for queue in sorted({agent.queue for agent in agents.values()})
-    ]
+    queues = sorted({agent.queue for agent in agents.values()} | {ISOLATION})
+    conf.task_queues = [run_queue(settings.broker_prefix, queue) for queue in queues]
+    # The isolation queue is served by who names it with -Q, and by nobody else.
+    app.amqp.queues.deselect([broker_name(settings.broker_prefix, ISOLATION)])
 
 
 async def _register(url: str, agents: Agents) -> None:
@@ -125,9 +138,12 @@ async def _register(url: str, agents: Agents) -> None:
 
 
 @signals.worker_ready.connect
-def ready(**_: object) -> None:
-    """Say what is served, and from where; at Celery's own default level too, which is WARNING."""
+def ready(sender: Any, **_: object) -> None:
+    """Take the lease, and say what is served and from where; at Celery's own default level too, which is WARNING."""
     assert _Here.agents is not None
+    # The children of a prefork pool take their own: threads and connections must not be forked.
+    if "prefork" not in type(sender.pool).__module__:
+        start()
     consumed = app.amqp.queues.consume_from
     served = [
         agent.name for agent in _Here.agents.values() if broker_name(settings.broker_prefix, agent.queue) in consumed
@@ -135,7 +151,7 @@ def ready(**_: object) -> None:
     logger.log(
         logging.INFO if logger.isEnabledFor(logging.INFO) else logging.WARNING,
         "chaz worker ready: agents %s; PostgreSQL %s; broker %s",
-        ", ".join(served),
+        "of suspect runs, alone" if serves_isolation() else ", ".join(served),
         without_secrets(settings.database_url),
         without_secrets(settings.broker_url),
     )
@@ -144,9 +160,46 @@ def ready(**_: object) -> None:
 @signals.worker_shutting_down.connect
 def drain(**_: object) -> None:
     """A warm shutdown has begun: claim nothing more, let runs come to the end of a step."""
+    if _Here.parent_pipe is not None:
+        os.close(_Here.parent_pipe[1])
+        _Here.parent_pipe = None
+    # Not here: this is a signal handler, and a lock may be held by the very thread that it interrupts.
     if _Here.process is not None and _Here.pid == os.getpid():
-        # Not here: this is a signal handler, and the loop's lock may be held by the very thread it interrupts.
-        threading.Thread(target=_Here.process.close, name="chaz-drain").start()
+        _Here.draining = threading.Thread(target=_Here.process.close, name="chaz-drain")
+        _Here.draining.start()
+
+
+@signals.worker_shutdown.connect
+def drained(**_: object) -> None:
+    """Celery is done; the interpreter must not begin to end while the drain thread still needs its executors."""
+    if _Here.draining is not None:
+        _Here.draining.join(settings.shutdown_grace + 15)
+
+
+def start() -> None:
+    """Take this process's lease at once, so that others know that it is there."""
+    try:
+        _Here.worker()
+    except DatabaseUnavailable as error:
+        logger.warning("worker: %s; trying again with the first delivery", error)
+
+
+@signals.worker_process_init.connect
+def start_child(**_: object) -> None:
+    """A child of the prefork pool begins."""
+    assert _Here.parent_pipe is not None
+    os.close(_Here.parent_pipe[1])
+    start()
+    threading.Thread(target=_close_with_the_parent, name="chaz-drain", daemon=True).start()
+
+
+def _close_with_the_parent() -> None:
+    """Celery tells children of a warm shutdown only after their task: what it runs would never come to stop."""
+    assert _Here.parent_pipe is not None
+    read_end, _ = _Here.parent_pipe
+    while os.read(read_end, 1):
+        pass
+    close()
 
 
 @signals.worker_process_shutdown.connect

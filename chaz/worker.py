@@ -51,9 +51,10 @@ class _Owned:
 class WorkerProcess:
     """One per process, made lazily and after a fork. A Celery slot calls :meth:`execute` and waits."""
 
-    def __init__(self, settings: Settings, agents: Agents, *, name: str) -> None:
+    def __init__(self, settings: Settings, agents: Agents, *, name: str, isolation: bool = False) -> None:
         self.id = uuid4()
         self.name = name
+        self._isolation = isolation
         self._settings = settings
         self._agents = agents
         self._loop: LoopThread = loop_thread()
@@ -64,10 +65,15 @@ class WorkerProcess:
         self._owned: dict[UUID, _Owned] = {}
         self._unknown: set[Attempt] = set()
         self._stopping = asyncio.Event()
+        # An isolation worker sees a run past the call that it was suspected for, and gives it back at the next turn.
+        self._give_back_at = asyncio.Event() if isolation else self._stopping
+        if isolation:
+            self._give_back_at.set()
         self._ended = threading.Event()
         self._last_beat = 0.0
         self._beating = threading.Thread(target=self._beat, name="chaz-beat", daemon=True)
         self._first_beat = threading.Event()
+        self._closing = threading.Lock()
 
     def start(self) -> None:
         """Open the database and take the lease. Raises DatabaseUnavailable."""
@@ -85,16 +91,27 @@ class WorkerProcess:
         self._loop.loop.call_soon_threadsafe(self._stopping.set)
 
     def close(self) -> None:
-        """Drain for ``shutdown_grace`` seconds, give back what still runs, and end the lease."""
+        """Drain for ``shutdown_grace`` seconds, give back what still runs, end the lease. Again does nothing."""
+        with self._closing:
+            if self._ended.is_set():
+                return
+            self._close_once()
+
+    def _close_once(self) -> None:
         self.drain()
         try:
-            self._loop.run(self._close())
+            self._loop.run(self._let_go())
+            # No beat may renew what is being given up.
+            self._ended.set()
+            self._beating.join(self._settings.beat)
+            self._loop.run(self._leave())
         except ChazError as error:
             logger.warning("worker: stopping without PostgreSQL (%s); other workers take its runs over", error)
-        self._ended.set()
-        self._audit.close()
+        finally:
+            self._ended.set()
+            self._audit.close()
 
-    async def _close(self) -> None:
+    async def _let_go(self) -> None:
         ends = time.monotonic() + self._settings.shutdown_grace
         while self._owned and time.monotonic() < ends:
             await asyncio.sleep(0.05)
@@ -102,9 +119,8 @@ class WorkerProcess:
             owned.task.cancel()
         while self._owned and time.monotonic() < ends + 5:
             await asyncio.sleep(0.05)
-        # No beat may renew what is being given up.
-        self._ended.set()
-        await asyncio.to_thread(self._beating.join, self._settings.beat)
+
+    async def _leave(self) -> None:
         await self._database.transact(lambda tx: workers.leave(tx, self.id))
         await self._database.close()
 
@@ -122,7 +138,9 @@ class WorkerProcess:
                     )
                     # A beat that waits for somebody who holds its row is no beat.
                     connection.execute("set lock_timeout = '1s'")
-                owned = workers.beat(connection, self.id, name=self.name, pid=os.getpid(), lease=lease)
+                owned = workers.beat(
+                    connection, self.id, name=self.name, pid=os.getpid(), lease=lease, isolation=self._isolation
+                )
                 self._last_beat = asked
                 self._first_beat.set()
                 self._loop.loop.call_soon_threadsafe(self._compare, owned, asked)
@@ -223,7 +241,9 @@ class WorkerProcess:
                 return LetGo(f"parked: waits for {came_to.waits_for}")
             case GivenBack():
                 await self._database.transact(
-                    lambda tx: runs.give_back(tx, claim, wait=came_to.wait, reason=came_to.reason)
+                    lambda tx: runs.give_back(
+                        tx, claim, wait=came_to.wait, reason=came_to.reason, cleared=self._isolation
+                    )
                 )
                 logger.info("given back run=%s for %.1f s: %s", claim.run_id, came_to.wait, came_to.reason)
                 return LetGo(f"given back: {came_to.reason}")
@@ -272,7 +292,7 @@ class WorkerProcess:
             max_steps=claim.max_steps or agent.max_steps,
             steps={stored.step: stored.turn for stored in steps},
             calls={(call.step, call.ordinal): Record(call.outcome, call.answer, call.waiting) for call in calls},
-            stopping=self._stopping,
+            stopping=self._give_back_at,
         )
 
     def _model(self, name: str) -> ChatModel:

@@ -12,8 +12,8 @@ from chaz.database import Transaction
 
 BEAT = """
     with beat as (
-        insert into chaz.workers (id, name, pid, expires_at)
-        values (%(id)s, %(name)s, %(pid)s, clock_timestamp() + %(lease)s)
+        insert into chaz.workers (id, name, pid, isolation, expires_at)
+        values (%(id)s, %(name)s, %(pid)s, %(isolation)s, clock_timestamp() + %(lease)s)
         on conflict (id) do update set beat_at = clock_timestamp(), expires_at = excluded.expires_at
         returning id)
     select r.id, r.attempt from beat left join chaz.runs r on r.worker_id = beat.id and r.state = 'running'
@@ -21,13 +21,20 @@ BEAT = """
 
 
 def beat(
-    connection: psycopg.Connection[DictRow], worker_id: UUID, *, name: str, pid: int, lease: timedelta
+    connection: psycopg.Connection[DictRow],
+    worker_id: UUID,
+    *,
+    name: str,
+    pid: int,
+    lease: timedelta,
+    isolation: bool = False,
 ) -> dict[UUID, int]:
     """Renew the process's lease; the attempts by run that the database says it owns.
 
     Synchronous and on a connection of its own: it must not wait for the loop, the pool or another row's lock.
     """
-    rows = connection.execute(BEAT, {"id": worker_id, "name": name, "pid": pid, "lease": lease}).fetchall()
+    facts = {"id": worker_id, "name": name, "pid": pid, "lease": lease, "isolation": isolation}
+    rows = connection.execute(BEAT, facts).fetchall()
     return {row["id"]: row["attempt"] for row in rows if row["id"] is not None}
 
 

@@ -52,11 +52,17 @@ def kill_process() -> None:
     os._exit(1)
 
 
+@tool(idempotent=True)
+def kill_again() -> None:
+    """Take the process down, whenever it is called."""
+    os._exit(1)
+
+
 solo = Agent(
     "solo",
     instructions="Work alone.",
     model="scripted",
-    tools=[word_count, record_effect, slow, failing, hang, kill_process],
+    tools=[word_count, record_effect, slow, failing, hang, kill_process, kill_again],
 )
 child = Agent("child", instructions="Do as you are told.", model="scripted", tools=[word_count, record_effect, slow])
 parent = Agent(

@@ -15,6 +15,7 @@ import sys
 import warnings
 from typing import TYPE_CHECKING, Any
 
+from chaz.channels import ISOLATION, broker_name
 from chaz.cli.options import add_command, print_json, producer_of, session_target, settings_of
 from chaz.database import Database
 from chaz.errors import ConfigurationError
@@ -47,6 +48,9 @@ def add_commands(commands: Commands, common: argparse.ArgumentParser) -> None:
     worker.add_argument("--agents", metavar="MODULE", help="module that defines the agents (CHAZ_AGENTS)")
     worker.add_argument("--concurrency", "-c", type=int, metavar="N", help="runs at once (default 100)")
     worker.add_argument("--pool", "-P", choices=("threads", "prefork", "solo"), help="Celery's pool (default threads)")
+    worker.add_argument(
+        "--isolation", action="store_true", help="serve the runs that may have taken a worker down, one at a time"
+    )
     worker.add_argument("--name", "-n", help="Celery's node name, such as worker1@%%h")
 
 
@@ -170,13 +174,18 @@ async def _check_schema(settings: Settings) -> None:
 def run_worker(options: argparse.Namespace) -> int:
     """Run a Celery worker until SIGTERM or Ctrl-C; its start checks agents, database and broker."""
     need_worker_extra()
-    export(settings_of(options))
+    settings = settings_of(options)
+    export(settings)
     from chaz.celery import app
 
     # Celery warns of a worker that runs as root, for the sake of pickle; this one takes JSON only.
     warnings.filterwarnings("ignore", message="You're running the worker with superuser privileges")
     # Quiet: without the banner; one line says what is served.
     arguments = ["--quiet", "worker", "--loglevel", options.log_level]
+    if options.isolation:
+        # A process of its own for each run, which can be taken down without taking others along.
+        options.pool, options.concurrency = "prefork", 1
+        arguments += ["--queues", broker_name(settings.broker_prefix, ISOLATION)]
     if options.pool is not None:
         # Celery takes "prefork" on its command line for its default, and the configured pool over it.
         app.conf.worker_pool = options.pool

@@ -12,10 +12,12 @@ import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from types import ModuleType
 
+from chaz.channels import AUDIT, AUDIT_DEAD, ISOLATION
 from chaz.errors import AgentsError, ConfigurationError
 from chaz.runtime.models import ToolSchema, check_model_name
 from chaz.runtime.tools import BUILT_IN, Tool
 
+RESERVED_QUEUES = frozenset({ISOLATION, AUDIT, AUDIT_DEAD, "default"})
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_.-]{0,99}")
 
 
@@ -67,6 +69,8 @@ class Agent:
             raise self._error("its name must be a letter, then letters, digits, '_', '.' or '-', 100 at most")
         if not _NAME.fullmatch(self.queue):
             raise self._error(f"its queue {self.queue!r} must be named like an agent")
+        if self.queue in RESERVED_QUEUES:
+            raise self._error(f"the queue {self.queue!r} is chaz's own; give it another with queue=…")
         for limit in ("max_steps", "timeout", "model_timeout"):
             if getattr(self, limit) <= 0:
                 raise self._error(f"{limit} is {getattr(self, limit)}; use more than 0")

@@ -197,6 +197,7 @@ create table chaz.workers (
     id         uuid        not null constraint workers_pkey primary key,
     name       text        not null,
     pid        integer     not null,
+    isolation  boolean     not null default false,
     started_at timestamptz not null default clock_timestamp(),
     beat_at    timestamptz not null default clock_timestamp(),
     expires_at timestamptz not null
@@ -245,6 +246,8 @@ create table chaz.runs (
     -- the attempt
     attempt          integer     not null default 0,
     crashes          integer     not null default 0,
+    suspect          boolean     not null default false,  -- a worker was lost during a call of it: it runs alone
+    lost_alone       boolean     not null default false,  -- and was lost again while it did: it is given up
     worker_id        uuid,
     claim            uuid,
     ack_position     bigint,

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 
 from chaz import Chaz
+from chaz.testing import eventually
 from tests.fixtures.model import answer, call, calls, script
 from tests.fixtures.postgres import ScratchDatabase
 from tests.fixtures.processes import Processes
@@ -44,3 +47,39 @@ def test_a_row_that_somebody_holds_stops_nobody_else(
 
         holder.rollback()
         late.wait(30)
+
+
+@pytest.mark.parametrize("pool", ["threads", "prefork"])
+def test_a_worker_stops_at_the_end_of_a_step_and_another_goes_on(
+    processes: Processes, database: ScratchDatabase, pool: str
+) -> None:
+    processes.listener(sweep="1")
+    command = [sys.executable, "-m", "chaz", "worker", "--pool", pool, "-c", "2"]
+    first = processes.start("first", command, shutdown_grace="10")
+    first.until_says("chaz worker ready")
+    steps = [calls(call("slow", seconds=0.5)) for _ in range(20)]
+    with Chaz(database.url) as chaz:
+        result = chaz.session("talk").direct("solo", script(*steps, answer("through")))
+        eventually(lambda: database.value("select coalesce(max(steps), 0) from chaz.runs") >= 2, within=30)
+
+        first.stop()
+        assert database.value("select steps from chaz.runs") < 20
+        processes.start("second", command)
+
+        assert result.get(timeout=60) == "through"
+    assert database.query("select distinct outcome from chaz.calls") == [{"outcome": "ok"}]
+    assert database.value("select crashes from chaz.runs") == 0
+
+
+def test_past_its_grace_a_worker_gives_back_in_mid_step(processes: Processes, database: ScratchDatabase) -> None:
+    processes.listener(sweep="1")
+    first = processes.worker(shutdown_grace="1")
+    with Chaz(database.url) as chaz:
+        result = chaz.session("talk").direct("solo", script(calls(call("slow", seconds=50)), answer("{{results}}")))
+        eventually(lambda: database.query("select 1 from chaz.calls"), within=30)
+
+        first.stop()
+        processes.worker()
+
+        assert "may or may not have run" in (result.get(timeout=30) or "")
+    assert database.query("select crashes, suspect from chaz.runs") == [{"crashes": 0, "suspect": False}]

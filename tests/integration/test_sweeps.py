@@ -8,8 +8,7 @@ from uuid import UUID, uuid4
 import pytest
 
 from chaz import sweeps
-from chaz.runs import Claim
-from chaz.sweeps import CRASH_LIMIT
+from chaz.runs import CRASH_LIMIT, Claim
 from tests.fixtures.postgres import ScratchDatabase
 from tests.fixtures.stations import Stations, a_call
 
