@@ -74,10 +74,10 @@ class AgentTask(Task[Any, None]):
     abstract = True
     agent: str
 
-    def run(self, **delivery: Any) -> None:
+    def run(self, *positional: Any, **delivery: Any) -> None:
         """Claim the run and bring it as far as it goes."""
         try:
-            run_id = RunDelivery.model_validate(delivery).run
+            run_id = RunDelivery.model_validate(positional[0] if positional else delivery).run
         except ValidationError as error:
             logger.warning("a delivery for agent=%s is not a run's: %s", self.agent, str(error).splitlines()[0])
             return

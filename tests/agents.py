@@ -58,11 +58,26 @@ def kill_again() -> None:
     os._exit(1)
 
 
+ODD: dict[str, object] = {
+    "nul": "a\0b",
+    "lone surrogate": "a\ud800b",
+    "20 MB": "x" * 20_000_000,
+    "an exception": ValueError("returned, not raised"),
+    "2,000 emoji": "\N{GRINNING FACE}" * 2000,
+}
+
+
+@tool
+def odd(kind: str) -> object:
+    """Give an odd result."""
+    return ODD[kind]
+
+
 solo = Agent(
     "solo",
     instructions="Work alone.",
     model="scripted",
-    tools=[word_count, record_effect, slow, failing, hang, kill_process, kill_again],
+    tools=[word_count, record_effect, slow, failing, hang, kill_process, kill_again, odd],
 )
 child = Agent("child", instructions="Do as you are told.", model="scripted", tools=[word_count, record_effect, slow])
 parent = Agent(
