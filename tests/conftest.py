@@ -11,6 +11,7 @@ pytest_plugins = [
     "tests.fixtures.broker",
     "tests.fixtures.listeners",
     "tests.fixtures.processes",
+    "tests.fixtures.proxy",
 ]
 
 for name in [name for name in os.environ if name.startswith("CHAZ_") and not name.startswith("CHAZ_TEST_")]:

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import socket
 import sys
-import threading
-from collections.abc import Iterator
-from contextlib import closing
+from collections.abc import Callable
 
 import pytest
 from kombu import Connection, Exchange, Queue
@@ -18,6 +15,7 @@ from tests.fixtures.broker import Broker, both_brokers
 from tests.fixtures.model import answer, call, calls, script
 from tests.fixtures.postgres import ScratchDatabase
 from tests.fixtures.processes import Processes
+from tests.fixtures.proxy import Proxy
 
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(180)]
 
@@ -48,64 +46,17 @@ def forget_everything(broker: Broker) -> None:
             client.execute_command("DEL", key)  # pyright: ignore[reportUnknownMemberType]
 
 
-class FreezingProxy:
-    """Hands bytes on until it is told to freeze."""
-
-    def __init__(self, host: str, port: int) -> None:
-        self._target = (host, port)
-        self._server = socket.create_server(("127.0.0.1", 0))
-        self.port: int = self._server.getsockname()[1]
-        self._thawed = threading.Event()
-        self._thawed.set()
-        threading.Thread(target=self._accept, daemon=True).start()
-
-    def freeze(self) -> None:
-        self._thawed.clear()
-
-    def close(self) -> None:
-        self._thawed.set()
-        self._server.close()
-
-    def _accept(self) -> None:
-        while True:
-            try:
-                near, _ = self._server.accept()
-            except OSError:
-                return
-            far = socket.create_connection(self._target)
-            for source, sink in ((near, far), (far, near)):
-                threading.Thread(target=self._pump, args=(source, sink), daemon=True).start()
-
-    def _pump(self, source: socket.socket, sink: socket.socket) -> None:
-        with closing(source), closing(sink):
-            try:
-                while data := source.recv(65536):
-                    self._thawed.wait()
-                    sink.sendall(data)
-            except OSError:
-                return
-
-
-@pytest.fixture
-def proxy(request: pytest.FixtureRequest, broker: Broker) -> Iterator[FreezingProxy]:
-    host, _, port = broker.url.rpartition("@")[2].partition("/")[0].partition(":")
-    proxy = FreezingProxy(host, int(port))
-    yield proxy
-    proxy.close()
-
-
 @both_brokers
 def test_a_listener_waits_for_no_frozen_broker(
-    processes: Processes, database: ScratchDatabase, broker: Broker, proxy: FreezingProxy
+    processes: Processes, database: ScratchDatabase, broker: Broker, proxy: Callable[..., Proxy]
 ) -> None:
-    login, _, rest = broker.url.rpartition("@")
-    through = f"{login}@127.0.0.1:{proxy.port}/{rest.partition('/')[2]}"
-    listener = processes.listener(broker_url=through, **SOON)
+    between = proxy(broker.url)
+    listener = processes.listener(broker_url=between.url, **SOON)
     processes.worker()
     with Chaz(database.url) as chaz:
         assert chaz.session("talk").direct("solo", "before").get(timeout=30) == "You said: before"
 
-        proxy.freeze()
+        between.freeze()
         # The first one is on its way when the broker falls silent; the second must be placed all the same.
         chaz.session("one").direct("solo", "first")
         eventually(lambda: database.value("select count(*) from chaz.runs") == 2)
