@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import os
 import random
+import socket
+import threading
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
@@ -13,6 +17,7 @@ from weakref import WeakKeyDictionary
 
 import psycopg
 from psycopg import AsyncConnection, IsolationLevel, errors, sql
+from psycopg.abc import PQGen
 from psycopg.rows import DictRow, dict_row
 from psycopg_pool import AsyncConnectionPool, PoolClosed, PoolTimeout
 
@@ -28,6 +33,7 @@ from chaz.errors import (
 from chaz.settings import without_secrets
 
 T = TypeVar("T")
+V = TypeVar("V")
 Transaction = AsyncConnection[DictRow]
 Row = Mapping[str, Any]
 
@@ -38,13 +44,8 @@ IDLE_FOR = 1.0
 # Serialization failure, deadlock, lock not available: another transaction was in the way, and the same may pass now.
 RETRIED = (errors.SerializationFailure, errors.DeadlockDetected, errors.LockNotAvailable)
 
-# A connection that was cut without a word is noticed within 10 + 3 * 5 s.
-KEEPALIVES: dict[str, Any] = {
-    "keepalives_idle": 10,
-    "keepalives_interval": 5,
-    "keepalives_count": 3,
-    "tcp_user_timeout": 25_000,
-}
+SILENCE = 30.0
+"""Seconds without an answer after which a connection counts as lost."""
 
 
 def translated(error: psycopg.Error, address: str) -> ChazError | None:
@@ -83,6 +84,64 @@ def chaz_errors(address: str = "the given connection") -> Generator[None]:
         raise
 
 
+class Connection(AsyncConnection[DictRow]):
+    """A connection that is lost when the server has owed an answer for ``silence`` seconds.
+
+    TCP notices dropped packets, but not a server, a pooler or a proxy that is frozen and still acknowledges them.
+    """
+
+    silence = SILENCE
+    _given_up = False
+
+    async def wait(self, gen: PQGen[V], *how: Any, **options: Any) -> V:
+        timer = asyncio.get_running_loop().call_later(self.silence, self._give_up)
+        try:
+            return await super().wait(gen, *how, **options)
+        except psycopg.OperationalError as error:
+            if self._given_up:
+                raise psycopg.OperationalError(f"no answer for {self.silence:g} s") from error
+            raise
+        finally:
+            timer.cancel()
+
+    def _give_up(self) -> None:
+        self._given_up = True
+        _cut(self)
+
+
+class BlockingConnection(psycopg.Connection[DictRow]):
+    """The same, for a thread of its own."""
+
+    silence = SILENCE
+    _given_up = False
+
+    def wait(self, gen: PQGen[V], *how: Any, **options: Any) -> V:
+        timer = threading.Timer(self.silence, self._give_up)
+        timer.daemon = True
+        timer.start()
+        try:
+            return super().wait(gen, *how, **options)
+        except psycopg.OperationalError as error:
+            if self._given_up:
+                raise psycopg.OperationalError(f"no answer for {self.silence:g} s") from error
+            raise
+        finally:
+            timer.cancel()
+
+    def _give_up(self) -> None:
+        self._given_up = True
+        _cut(self)
+
+
+def _cut(connection: Connection | BlockingConnection) -> None:
+    """Shut the socket down under libpq, which then sees its end. A cancel would wait for the server's word."""
+    with (
+        contextlib.suppress(OSError, psycopg.OperationalError),
+        socket.socket(fileno=os.dup(connection.fileno())) as other,
+    ):
+        other.shutdown(socket.SHUT_RDWR)
+
+
 class Database:
     """A process's pool of connections to chaz's database. Open it on the loop that uses it."""
 
@@ -95,10 +154,12 @@ class Database:
         rings: bool = True,
         lock_timeout: str = "5s",
         retries: int = 20,
+        silence: float = SILENCE,
     ) -> None:
         """``rings=False``: what is committed here rings no doorbell; for a listener, which looks by itself.
 
-        ``lock_timeout`` is PostgreSQL's; ``retries`` is how often a transaction is tried when another is in its way.
+        ``lock_timeout`` is PostgreSQL's; ``retries`` is how often a transaction is tried when another is in its way;
+        ``silence`` is how many seconds an answer may take before the connection counts as lost.
         """
         self.address = without_secrets(url)
         self._url = url
@@ -107,6 +168,7 @@ class Database:
         self._rings = rings
         self._lock_timeout = lock_timeout
         self._retries = retries
+        self._silence = silence
         self._pool: AsyncConnectionPool[Transaction] | None = None
         self._opening = asyncio.Lock()
         self._used: WeakKeyDictionary[Transaction, float] = WeakKeyDictionary()
@@ -119,19 +181,21 @@ class Database:
                 return self
             # The pool reports a refused login as a time-out only, so the first connection is made by hand.
             with chaz_errors(self.address):
-                async with await connect(self._url, self._name) as connection:
+                async with await connect(self._url, self._name, silence=self._silence) as connection:
                     self.server_version = connection.info.server_version
             if self.server_version < OLDEST_SERVER * 10_000:
                 raise DatabaseTooOld(self.address, self.server_version // 10_000, OLDEST_SERVER)
             pool = AsyncConnectionPool[Transaction](
                 self._url,
-                connection_class=cast("type[Transaction]", AsyncConnection),
-                kwargs={"row_factory": dict_row, **connection_options(self._name)},
+                connection_class=Connection,
+                kwargs={"row_factory": dict_row, **connection_options(self._name, self._silence)},
                 configure=self._configure,
                 check=self._check,
                 min_size=1,
                 max_size=self._size,
                 timeout=CONNECT_TIMEOUT,
+                # The waits between its tries double, and the next caller begins anew: none is long.
+                reconnect_timeout=CONNECT_TIMEOUT / 2,
                 open=False,
             )
             await pool.open()
@@ -145,6 +209,7 @@ class Database:
             await pool.close()
 
     async def _configure(self, connection: Transaction) -> None:
+        cast("Connection", connection).silence = self._silence
         await connection.set_isolation_level(IsolationLevel.READ_COMMITTED)
         await connection.execute(sql.SQL("set lock_timeout = {}").format(sql.Literal(self._lock_timeout)))
         if not self._rings:
@@ -198,28 +263,38 @@ class Database:
         return await self.transact(work)
 
 
-def connection_options(name: str) -> dict[str, Any]:
+def connection_options(name: str, silence: float = SILENCE) -> dict[str, Any]:
     """psycopg's parameters of every connection of chaz."""
     return {
         "application_name": name,
         "connect_timeout": CONNECT_TIMEOUT,
         # Few statements, asked again and again, and slow to plan: prepared when they come for the second time.
         "prepare_threshold": 1,
-        **KEEPALIVES,
+        # Dropped packets are noticed in the same time, whether an answer is owed or not.
+        "keepalives_idle": max(1, int(silence / 2)),
+        "keepalives_interval": max(1, int(silence / 6)),
+        "keepalives_count": 3,
+        "tcp_user_timeout": max(1000, int(silence * 1000)),
     }
 
 
-async def connect(url: str, name: str, *, autocommit: bool = False) -> Transaction:
+async def connect(url: str, name: str, *, autocommit: bool = False, silence: float = SILENCE) -> Connection:
     """A connection outside the pool. Raises psycopg's errors."""
-    return await AsyncConnection[DictRow].connect(
-        url, autocommit=autocommit, row_factory=dict_row, **connection_options(name)
+    connection = await Connection.connect(
+        url, autocommit=autocommit, row_factory=dict_row, **connection_options(name, silence)
     )
+    connection.silence = silence
+    return connection
 
 
-def connect_blocking(url: str, name: str, *, connect_timeout: int = CONNECT_TIMEOUT) -> psycopg.Connection[DictRow]:
+def connect_blocking(
+    url: str, name: str, *, connect_timeout: int = CONNECT_TIMEOUT, silence: float = SILENCE
+) -> BlockingConnection:
     """An autocommit connection for a thread of its own. Raises psycopg's errors."""
-    options: dict[str, Any] = {**connection_options(name), "connect_timeout": connect_timeout}
-    return psycopg.Connection[DictRow].connect(url, autocommit=True, row_factory=dict_row, **options)
+    options: dict[str, Any] = {**connection_options(name, silence), "connect_timeout": connect_timeout}
+    connection = BlockingConnection.connect(url, autocommit=True, row_factory=dict_row, **options)
+    connection.silence = silence
+    return connection
 
 
 class Subscription:
@@ -228,12 +303,15 @@ class Subscription:
     what commits before the LISTEN is found by looking, what commits after it is notified.
     """
 
-    def __init__(self, url: str, channels: Sequence[str], *, name: str = "chaz-listen") -> None:
+    def __init__(
+        self, url: str, channels: Sequence[str], *, name: str = "chaz-listen", silence: float = SILENCE
+    ) -> None:
         self.address = without_secrets(url)
         self._url = url
         self._channels = channels
         self._name = name
-        self._connection: Transaction | None = None
+        self._silence = silence
+        self._connection: Connection | None = None
 
     @property
     def connected(self) -> bool:
@@ -243,7 +321,7 @@ class Subscription:
         """LISTEN on a new connection. Raises DatabaseUnavailable."""
         await self.close()
         with chaz_errors(self.address):
-            connection = await connect(self._url, self._name, autocommit=True)
+            connection = await connect(self._url, self._name, autocommit=True, silence=self._silence)
             try:
                 for channel in self._channels:
                     await connection.execute(sql.SQL("listen {}").format(sql.Identifier(channel)))
@@ -260,18 +338,19 @@ class Subscription:
         if self._connection is None:
             raise DatabaseUnavailable(self.address, "not connected")
         with chaz_errors(self.address):
-            return [notify.payload async for notify in self._connection.notifies(timeout=timeout, stop_after=1)]
+            # No answer is owed while it waits.
+            self._connection.silence = timeout + self._silence
+            try:
+                return [notify.payload async for notify in self._connection.notifies(timeout=timeout, stop_after=1)]
+            finally:
+                self._connection.silence = self._silence
 
     async def probe(self) -> None:
         """Ask the server something, so that a dead connection is noticed. Raises DatabaseUnavailable."""
         if self._connection is None:
             raise DatabaseUnavailable(self.address, "not connected")
         with chaz_errors(self.address):
-            try:
-                async with asyncio.timeout(CONNECT_TIMEOUT):
-                    await self._connection.execute("select 1")
-            except TimeoutError as error:
-                raise DatabaseUnavailable(self.address, "no answer to a probe") from error
+            await self._connection.execute("select 1")
 
     async def close(self) -> None:
         """Stop listening."""

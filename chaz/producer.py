@@ -92,10 +92,11 @@ class AsyncChaz:
 
     def __init__(self, url: str | None = None, *, settings: Settings | None = None) -> None:
         self.settings = settings or Settings.from_env({}, database_url=url)
+        silence = self.settings.database_silence
         self.database = Database(
-            self.settings.require_database(), size=self.settings.database_pool, name="chaz-producer"
+            self.settings.require_database(), size=self.settings.database_pool, name="chaz-producer", silence=silence
         )
-        self._waiter = Waiter(self.database, self.settings.listen_url or self.settings.database_url)
+        self._waiter = Waiter(self.database, self.settings.listen_url or self.settings.database_url, silence)
 
     @classmethod
     def from_env(cls) -> Self:

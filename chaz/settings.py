@@ -54,6 +54,8 @@ class Settings(BaseModel):
     """How long a stopping worker lets its runs come to the end of a step."""
     database_pool: int = Field(default=10, ge=1)
     """Connections of a process to PostgreSQL, at most."""
+    database_silence: float = Field(default=30.0, ge=1)
+    """How long PostgreSQL may owe an answer before a connection counts as lost."""
     tool_threads: int = Field(default=64, ge=1)
     """Threads for synchronous tools in a worker process."""
 

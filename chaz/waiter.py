@@ -12,7 +12,7 @@ from uuid import UUID, uuid4
 
 from chaz import runs
 from chaz.channels import DONE
-from chaz.database import Database, Row, Subscription, Transaction
+from chaz.database import SILENCE, Database, Row, Subscription, Transaction
 from chaz.errors import ChazError
 from chaz.outcomes import FINAL_STATES
 
@@ -39,9 +39,10 @@ def _expected(error: Exception) -> bool:
 class Waiter:
     """All waits of one loop. A thousand of them are one connection."""
 
-    def __init__(self, database: Database, listen_url: str) -> None:
+    def __init__(self, database: Database, listen_url: str, silence: float = SILENCE) -> None:
         self._database = database
         self._listen_url = listen_url
+        self._silence = silence
         self._waits: dict[UUID, set[asyncio.Future[Row]]] = defaultdict(set)
         self._task: asyncio.Task[None] | None = None
         self._listening = asyncio.Event()
@@ -83,7 +84,8 @@ class Waiter:
 
     async def _listen(self) -> None:
         # Its own, because a next task may begin while this one lets go.
-        id, subscription = uuid4(), Subscription(self._listen_url, [DONE], name="chaz-wait")
+        id = uuid4()
+        subscription = Subscription(self._listen_url, [DONE], name="chaz-wait", silence=self._silence)
         registered = idle_since = 0.0
         try:
             while True:

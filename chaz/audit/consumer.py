@@ -134,7 +134,9 @@ class AuditConsumer:
 
     def _connect_database(self) -> None:
         if self._database is None or self._database.closed:
-            self._database = connect_blocking(self._settings.database_url, "chaz-audit")
+            self._database = connect_blocking(
+                self._settings.database_url, "chaz-audit", silence=self._settings.database_silence
+            )
 
     def _flush(self) -> None:
         """Record the waiting deliveries, then acknowledge them; while PostgreSQL is away they are kept in hand."""

@@ -88,7 +88,13 @@ def run_listener(options: argparse.Namespace) -> int:
 def listener_database(settings: Settings) -> Database:
     """A listener waits for nobody's lock: what is held now is done in a later round."""
     return Database(
-        settings.require_database(), size=4, name="chaz-listener", rings=False, lock_timeout="200ms", retries=3
+        settings.require_database(),
+        size=4,
+        name="chaz-listener",
+        rings=False,
+        lock_timeout="200ms",
+        retries=3,
+        silence=settings.database_silence,
     )
 
 

@@ -32,6 +32,7 @@ URL = "postgresql://ada:hunter2@db.example:5433/app"
         ("CHAZ_SHUTDOWN_GRACE", "0", "shutdown_grace", 0.0),
         ("CHAZ_DATABASE_POOL", "3", "database_pool", 3),
         ("CHAZ_TOOL_THREADS", "5", "tool_threads", 5),
+        ("CHAZ_DATABASE_SILENCE", "7.5", "database_silence", 7.5),
     ],
 )
 def test_each_variable_is_read(variable: str, value: str, field: str, expected: object) -> None:
@@ -66,6 +67,7 @@ def test_overrides_win_unless_they_are_none() -> None:
         ("CHAZ_DATABASE_POOL", "0"),
         ("CHAZ_DATABASE_POOL", "2.5"),
         ("CHAZ_TOOL_THREADS", "many"),
+        ("CHAZ_DATABASE_SILENCE", "0.5"),
         ("CHAZ_BROKER_PREFIX", "two words"),
         ("CHAZ_BROKER_PREFIX", "x" * 61),
         ("CHAZ_BROKER_PREFIX", "line\n"),
