@@ -100,7 +100,8 @@ async def store_step(tx: Transaction, claim: Claim, *, step: int, turn: Turn, ve
 
 
 async def has_step(tx: Transaction, claim: Claim, *, step: int) -> bool | None:
-    """True if this attempt has stored the turn already, else None."""
+    """True if this attempt has stored the turn already, else None. Raises StaleAttempt, as the write would."""
+    await fence(tx, claim)
     cursor = await tx.execute(
         "select from chaz.steps where run_id = %(run)s and step = %(step)s and attempt = %(attempt)s",
         {"run": claim.run_id, "step": step, "attempt": claim.attempt},
@@ -144,13 +145,15 @@ async def finish_call(
 
 
 async def told_call(tx: Transaction, claim: Claim, *, step: int, ordinal: int, call: ToolCall) -> AuditEvent | None:
-    """The event of a call that this attempt has stored already, else None."""
+    """The event of a call that this attempt has stored already, else None. Raises StaleAttempt."""
+    await fence(tx, claim)
     row = await _call_row(tx, claim, step, ordinal)
     return None if row is None or row["attempt"] != claim.attempt else call_event(row)
 
 
 async def told_result(tx: Transaction, claim: Claim, *, step: int, ordinal: int, call: ToolCall) -> AuditEvent | None:
-    """The event of a result that has been stored already, else None."""
+    """The event of a result that has been stored already, else None. Raises StaleAttempt."""
+    await fence(tx, claim)
     row = await _call_row(tx, claim, step, ordinal)
     return None if row is None or row["result_seq"] is None else result_event(row)
 

@@ -2,34 +2,22 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
-import logging
 from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import TypeVar
 
-from chaz import journal, runs
+from chaz import journal
 from chaz.database import Database, Transaction
 from chaz.deliveries import AuditEvent
-from chaz.errors import DatabaseUnavailable
 from chaz.outcomes import CallOutcome, ToolCall, Turn, Usage
 from chaz.runs import Claim
-
-logger = logging.getLogger("chaz.worker")
+from chaz.writes import surely
 
 T = TypeVar("T")
 
-LOST_PAUSE = 0.5
-"""Seconds between two tries of a write whose connection was lost."""
-
 
 class RunJournal:
-    """The engine's journal, in PostgreSQL; what it stores it then tells to the audit trail.
-
-    A write whose connection is lost is tried again for as long as the lease surely holds: a model's turn or a tool's
-    result is too dear to be lost to a restart of the database. Whether the lost one was committed is looked up first.
-    """
+    """The engine's journal, in PostgreSQL; what it stores it then tells to the audit trail."""
 
     def __init__(
         self,
@@ -37,16 +25,16 @@ class RunJournal:
         claim: Claim,
         version: str,
         tell: Callable[[list[AuditEvent]], None],
-        check: Callable[[Claim], None],
+        wait_for_lease: Callable[[], Awaitable[None]],
     ) -> None:
         self._database = database
         self._claim = claim
         self._version = version
         self._tell = tell
-        self._check = check
+        self._wait_for_lease = wait_for_lease
 
-    def check_lease(self) -> None:
-        self._check(self._claim)
+    async def wait_for_lease(self) -> None:
+        await self._wait_for_lease()
 
     async def store_step(self, step: int, turn: Turn, usage: Usage) -> None:
         await self._write(
@@ -77,19 +65,4 @@ class RunJournal:
     async def _write(
         self, write: Callable[[Transaction], Awaitable[T]], written: Callable[[Transaction], Awaitable[T | None]]
     ) -> T:
-        try:
-            return await self._database.transact(write)
-        except DatabaseUnavailable as error:
-            logger.warning("worker: run=%s: %s; trying again", self._claim.run_id, error)
-
-        async def look_and_write(tx: Transaction) -> T:
-            # The fence waits for the lost transaction, should the server still be at it.
-            await runs.fence(tx, self._claim)
-            found = await written(tx)
-            return await write(tx) if found is None else found
-
-        while True:
-            self._check(self._claim)
-            await asyncio.sleep(LOST_PAUSE)
-            with contextlib.suppress(DatabaseUnavailable):
-                return await self._database.transact(look_and_write)
+        return await surely(self._database, self._claim.run_id, write, written)

@@ -6,12 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Literal, LiteralString
-from uuid import UUID, uuid4
+from uuid import UUID
 
 from chaz.channels import ISOLATION
 from chaz.database import Database, Row, Transaction
 from chaz.deliveries import RunDelivery
 from chaz.errors import NotRequeueable, StaleAttempt, UnknownRun
+from chaz.outcomes import FINAL_STATES
 
 CRASH_LIMIT = 10
 """Workers lost under a run, in a row and without a new step, before it is given up."""
@@ -64,6 +65,11 @@ class Unclaimed:
     why: Literal["unknown", "other agent", "not queued", "not yet"]
     state: str = ""
 
+    @property
+    def goes_on(self) -> bool:
+        """Whether the run is known, and not over."""
+        return self.why in {"not queued", "not yet"} and self.state not in FINAL_STATES | {"superseded"}
+
 
 @dataclass(frozen=True)
 class Publication:
@@ -109,14 +115,14 @@ async def publishable(tx: Transaction, *, first_wait: float, limit: int = 200) -
     return [publication(row) for row in rows]
 
 
-async def claim(tx: Transaction, run_id: UUID, *, agent: str, worker_id: UUID) -> Claim | Unclaimed:
+async def claim(tx: Transaction, run_id: UUID, *, agent: str, worker_id: UUID, claim_id: UUID) -> Claim | Unclaimed:
     """Make the run this worker's, under its session's head, with an ``ack`` entry.
 
     The first claim freezes what the run sees (``read_to``) and supersedes the pending message runs of the same agent
     up to there: coalescing is decided here and nowhere else. A worker whose lease has run out claims nothing, and a
     suspect run is the isolation worker's only: brokers redeliver to anybody what a dead worker had not acknowledged.
+    With the ``claim_id`` of a claim whose commit was in doubt, that claim, if it came through.
     """
-    claim_id = uuid4()
     async with tx.pipeline():
         claimed = await tx.execute(
             f"""
@@ -158,11 +164,22 @@ async def claim(tx: Transaction, run_id: UUID, *, agent: str, worker_id: UUID) -
             """,
             {"run": run_id, "claim": claim_id},
         )
-    row = await claimed.fetchone()
+    row = await claimed.fetchone() or await _claimed_before(tx, run_id, claim_id)
     if row is None:
         return await _why_unclaimed(tx, run_id, agent)
     names = Claim.__dataclass_fields__.keys() - {"run_id"}
     return Claim(run_id=row["id"], **{name: row[name] for name in names})
+
+
+async def _claimed_before(tx: Transaction, run_id: UUID, claim_id: UUID) -> Row | None:
+    cursor = await tx.execute(
+        """
+        select *, extract(epoch from deadline - clock_timestamp())::float8 as seconds_left
+        from chaz.runs where id = %(run)s and claim = %(claim)s
+        """,
+        {"run": run_id, "claim": claim_id},
+    )
+    return await cursor.fetchone()
 
 
 async def _why_unclaimed(tx: Transaction, run_id: UUID, agent: str) -> Unclaimed:
@@ -225,6 +242,17 @@ async def park(tx: Transaction, attempt: Attempt, *, waits_for: str) -> bool:
         )
     ).fetchone()
     return row is not None
+
+
+async def has_left(tx: Transaction, attempt: Attempt) -> bool | None:
+    """True if this attempt has parked, given back or ended the run already, else None. Raises StaleAttempt."""
+    cursor = await tx.execute(
+        "select attempt, state from chaz.runs where id = %(run)s for update", {"run": attempt.run_id}
+    )
+    row = await cursor.fetchone()
+    if row is None or row["attempt"] != attempt.attempt:
+        raise StaleAttempt(attempt.run_id, attempt.attempt)
+    return True if row["state"] != "running" else None
 
 
 async def give_back(

@@ -7,9 +7,11 @@ import logging
 import os
 import threading
 import time
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
+from typing import TypeVar
 from uuid import UUID, uuid4
 
 import psycopg
@@ -30,8 +32,11 @@ from chaz.runtime.engine import Answered, Failed, GivenBack, Parked, Record, Run
 from chaz.runtime.models import ChatModel, HistoryMessage, resolve_model
 from chaz.runtime.threads import ToolThreads
 from chaz.settings import Settings
+from chaz.writes import LOST_PAUSE, surely
 
 logger = logging.getLogger("chaz.worker")
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -58,7 +63,12 @@ class WorkerProcess:
         self._settings = settings
         self._agents = agents
         self._loop: LoopThread = loop_thread()
-        self._database = Database(settings.require_database(), size=settings.database_pool, name="chaz-worker")
+        self._database = Database(
+            settings.require_database(),
+            size=settings.database_pool,
+            name="chaz-worker",
+            silence=settings.database_silence,
+        )
         self._audit = AuditPublisher(settings)
         self._models: dict[str, ChatModel] = {}
         self._threads = ToolThreads(settings.tool_threads)
@@ -71,6 +81,7 @@ class WorkerProcess:
             self._give_back_at.set()
         self._ended = threading.Event()
         self._last_beat = 0.0
+        self._beaten = asyncio.Event()
         self._beating = threading.Thread(target=self._beat, name="chaz-beat", daemon=True)
         self._first_beat = threading.Event()
         self._closing = threading.Lock()
@@ -134,7 +145,10 @@ class WorkerProcess:
             try:
                 if connection is None or connection.closed:
                     connection = connect_blocking(
-                        self._settings.database_url, "chaz-beat", connect_timeout=max(2, int(self._settings.beat))
+                        self._settings.database_url,
+                        "chaz-beat",
+                        connect_timeout=max(2, int(self._settings.beat)),
+                        silence=min(self._settings.lease / 2, self._settings.database_silence),
                     )
                     # A beat that waits for somebody who holds its row is no beat.
                     connection.execute("set lock_timeout = '1s'")
@@ -165,11 +179,13 @@ class WorkerProcess:
             logger.warning("worker: run=%s attempt=%d is not run here; given back", attempt.run_id, attempt.attempt)
             self._loop.submit(self._give_back(attempt, "its worker lost sight of it"))
         self._unknown = unknown
+        self._beaten.set()
+        self._beaten = asyncio.Event()
 
-    def check_lease(self, claim: Claim) -> None:
-        """Raise StaleAttempt unless the last good beat is so fresh that the lease surely holds."""
-        if not self._lease_is_fresh():
-            raise StaleAttempt(claim.run_id, claim.attempt)
+    async def wait_for_lease(self) -> None:
+        """Wait until the last good beat is so fresh that the lease surely holds: at once, unless beats are lacking."""
+        while not self._lease_is_fresh():
+            await self._beaten.wait()
 
     def _lease_is_fresh(self) -> bool:
         return time.monotonic() - self._last_beat < self._settings.lease
@@ -180,15 +196,19 @@ class WorkerProcess:
         if self._stopping.is_set():
             await self._database.transact(partial(runs.ring_again, run_id=run_id))
             return LetGo("its worker is stopping")
-        if not self._lease_is_fresh():
+        try:
+            # For a while only: another worker may have a lease.
+            await asyncio.wait_for(self.wait_for_lease(), self._settings.beat)
+        except TimeoutError:
             await self._database.transact(partial(runs.ring_again, run_id=run_id))
             return LetGo("its worker cannot renew its lease")
-        claim = await self._database.transact(lambda tx: runs.claim(tx, run_id, agent=agent.name, worker_id=self.id))
+        claim = await self._claim(agent, run_id)
         if isinstance(claim, Unclaimed):
             logger.warning(
                 "delivery of run=%s for agent=%s came to nothing: %s %s", run_id, agent.name, claim.why, claim.state
             )
-            return None
+            # To return would tell Celery that a run which goes on elsewhere has succeeded.
+            return LetGo(f"a second delivery: it is {claim.state}") if claim.goes_on else None
         logger.info(
             "claimed run=%s attempt=%d agent=%s session=%s", run_id, claim.attempt, agent.name, claim.session_id
         )
@@ -205,6 +225,17 @@ class WorkerProcess:
             return LetGo(str(error))
         finally:
             self._owned.pop(run_id, None)
+
+    async def _claim(self, agent: Agent, run_id: UUID) -> Claim | Unclaimed:
+        claim = partial(runs.claim, run_id=run_id, agent=agent.name, worker_id=self.id, claim_id=uuid4())
+        while True:
+            try:
+                return await self._database.transact(claim)
+            except DatabaseUnavailable:
+                if self._stopping.is_set() or not self._lease_is_fresh():
+                    raise
+            # If it was committed all the same, the same claim id finds it.
+            await asyncio.sleep(LOST_PAUSE)
 
     async def _after_cancel(self, claim: Claim) -> LetGo:
         """The run was cut off: by a beat that found it lost, or by a stop that had waited long enough."""
@@ -240,32 +271,39 @@ class WorkerProcess:
                 logger.info("parked run=%s waits for %s", claim.run_id, came_to.waits_for)
                 return LetGo(f"parked: waits for {came_to.waits_for}")
             case GivenBack():
-                await self._database.transact(
-                    lambda tx: runs.give_back(
-                        tx, claim, wait=came_to.wait, reason=came_to.reason, cleared=self._isolation
-                    )
-                )
+                how = {"wait": came_to.wait, "reason": came_to.reason, "cleared": self._isolation}
+                await self._finish(claim, partial(runs.give_back, attempt=claim, **how), gave=None)
                 logger.info("given back run=%s for %.1f s: %s", claim.run_id, came_to.wait, came_to.reason)
                 return LetGo(f"given back: {came_to.reason}")
             case Answered():
                 outcome = RunOutcome(state="succeeded", text=came_to.text)
             case Failed():
                 outcome = RunOutcome(state="failed", reason=came_to.reason, text=came_to.text)
-        self._audit.tell(await self._database.transact(lambda tx: completion.end_run(tx, claim, outcome)))
+        # What a commit in doubt had to tell is told again from the journal.
+        self._audit.tell(await self._finish(claim, partial(completion.end_run, claim=claim, outcome=outcome), gave=[]))
         logger.info("ended run=%s %s %s", claim.run_id, outcome.state, outcome.reason)
         return None
 
     async def _run_until_it_leaves(self, agent: Agent, claim: Claim) -> engine.CameTo:
-        run_journal = RunJournal(self._database, claim, agent.version, self._audit.tell, self.check_lease)
+        run_journal = RunJournal(self._database, claim, agent.version, self._audit.tell, self.wait_for_lease)
         replay = claim.attempt > 1
         while True:
             came_to = await engine.run(await self._rebuild(agent, claim, run_journal, replay=replay))
             if not isinstance(came_to, Parked):
                 return came_to
-            if await self._database.transact(partial(runs.park, attempt=claim, waits_for=came_to.waits_for)):
+            park = partial(runs.park, attempt=claim, waits_for=came_to.waits_for)
+            if await self._finish(claim, park, gave=True):
                 return came_to
             # All was answered while it was parking: go on at once, from the journal.
             replay = True
+
+    async def _finish(self, claim: Claim, write: Callable[[Transaction], Awaitable[T]], *, gave: T) -> T:
+        """Park, give back or end the run; ``gave`` stands for what a try in doubt gave that turns out to be written."""
+
+        async def written(tx: Transaction) -> T | None:
+            return gave if await runs.has_left(tx, claim) else None
+
+        return await surely(self._database, claim.run_id, write, written)
 
     async def _rebuild(self, agent: Agent, claim: Claim, run_journal: RunJournal, *, replay: bool) -> RunContext:
         async def read(
@@ -279,7 +317,7 @@ class WorkerProcess:
                 return history, [], []
             return history, *await journal.load(tx, claim.run_id)
 
-        history, steps, calls = await self._database.transact(read)
+        history, steps, calls = await surely(self._database, claim.run_id, read)
         return RunContext(
             run_id=claim.run_id,
             session_id=claim.session_id,

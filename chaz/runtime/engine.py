@@ -70,8 +70,8 @@ class Journal(Protocol):
         """Store the call, a child with its directive, and the wait for its answer, all at once."""
         ...
 
-    def check_lease(self) -> None:
-        """Raise StaleAttempt unless the worker surely still owns the run."""
+    async def wait_for_lease(self) -> None:
+        """Wait until the worker surely still owns the run; what another one took over is cancelled meanwhile."""
         ...
 
 
@@ -183,7 +183,7 @@ async def _ask(context: RunContext, history: Sequence[HistoryMessage], *, last: 
     system = context.agent.instructions + (f"\n\n{LAST_STEP}" if last else "")
     tools: Sequence[ToolSchema] = [] if last else context.agent.schemas
     for attempt in range(1, MODEL_TRIES + 1):
-        context.journal.check_lease()
+        await context.journal.wait_for_lease()
         try:
             return await context.model.complete(system, history, tools, timeout=context.agent.model_timeout)
         except ModelUnavailable as error:
@@ -217,13 +217,12 @@ async def _call(context: RunContext, step: int, ordinal: int, call: ToolCall) ->
         if record.answer is not None:
             outcome = record.answer
         elif tool is not None and tool.idempotent:
-            journal.check_lease()
             outcome = await _execute(context, step, ordinal, call)
         else:
             outcome = MAY_HAVE_RUN
         await journal.finish_call(step, ordinal, call, outcome)
         return outcome
-    journal.check_lease()
+    await journal.wait_for_lease()
     if call.tool == SPAWN_AGENT and SPAWN_AGENT in context.agent.built_in:
         spawn = _checked_spawn(context, call)
         if isinstance(spawn, SpawnArguments):
@@ -246,6 +245,8 @@ async def _execute(context: RunContext, step: int, ordinal: int, call: ToolCall)
     if tool is None:
         known = ", ".join(schema.name for schema in context.agent.schemas) or "none"
         return CallOutcome(kind="error", content=f"there is no tool {call.tool!r}; your tools are: {known}")
+    # To store the start may have taken long.
+    await context.journal.wait_for_lease()
     return await tool.call(
         call.arguments,
         CallContext(context.run_id, context.session_id, context.agent.name, step, ordinal),

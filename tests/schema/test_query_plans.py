@@ -162,7 +162,9 @@ async def test_claiming_reading_and_ending(explaining: ExplainingDatabase, stati
     stations.beat(timedelta(hours=1), worker)
 
     async def claim_read_and_end(database: Database) -> None:
-        claim = await database.transact(lambda tx: runs.claim(tx, run, agent="solo", worker_id=worker))
+        claim = await database.transact(
+            lambda tx: runs.claim(tx, run, agent="solo", worker_id=worker, claim_id=uuid4())
+        )
         assert isinstance(claim, runs.Claim)
         await database.transact(
             lambda tx: sessionlog.context_entries(tx, session_id=claim.session_id, run_id=run, read_to=claim.read_to)

@@ -86,7 +86,7 @@ class Recorder:
         """The child's end, in its own transaction."""
         self._write(Written("answered", step, ordinal, outcome=outcome))
 
-    def check_lease(self) -> None:
+    async def wait_for_lease(self) -> None:
         if self.lost:
             raise StaleAttempt(RUN, 1)
 
