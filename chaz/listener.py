@@ -45,8 +45,16 @@ class Listener:
         self._database = database
         self._publish = publish
         self._audit = audit
-        self._subscription = Subscription(settings.listen_url or settings.database_url, [BELL])
+        self._subscription = Subscription(
+            settings.listen_url or settings.database_url, [BELL], silence=settings.database_silence
+        )
+        self._listening: asyncio.Task[None] | None = None
+        self._tried_to_listen = asyncio.Event()
+        self._heard_anew = False
         self._stopping = asyncio.Event()
+        self._last_contact = time.monotonic()
+        self._out_of_contact = False
+        self._in_contact_since = float("-inf")
         self._next_sweep = 0.0
         self._awake_until = 0.0
         self._proof: tuple[int, float] | None = None
@@ -57,26 +65,33 @@ class Listener:
         self._stopping.set()
 
     async def run(self, on_ready: Callable[[], None] | None = None) -> None:
-        """Listen, sweep, wait; after every reconnect in that order. No fault of one round ends it."""
+        """Listen, sweep, wait; after every reconnect in that order. No fault of one round ends it.
+
+        Without its LISTEN connection it goes on by polling, and says so in its health.
+        """
         stopped = asyncio.create_task(self._stopping.wait())
         failures = 0
         rung = False
+        self._see_to_the_bell()
+        await asyncio.wait(
+            {stopped, tried := asyncio.create_task(self._tried_to_listen.wait())},
+            return_when=asyncio.FIRST_COMPLETED,
+        )
+        tried.cancel()
         try:
             while not self._stopping.is_set():
                 try:
-                    if not self._subscription.connected:
-                        await self._listen()
-                        if on_ready is not None:
-                            on_ready()
-                            on_ready = None
+                    self._see_to_the_bell()
+                    if on_ready is not None:
+                        on_ready()
+                        on_ready = None
                     await self._work_until_asleep(rung=rung)
                     failures = 0
                     rung = await self._sleep(stopped)
                 except (ChazError, OSError, *RETRIED) as error:
                     failures += 1
                     logger.warning("listener: %s; trying again", error)
-                    if isinstance(error, DatabaseUnavailable):
-                        await self._subscription.close()
+                    self._out_of_contact |= isinstance(error, DatabaseUnavailable)
                     await self._pause(stopped, min(0.1 * 2**failures, self._settings.sweep))
                 except Exception:
                     failures += 1
@@ -84,26 +99,72 @@ class Listener:
                     await self._pause(stopped, min(0.1 * 2**failures, self._settings.sweep))
         finally:
             stopped.cancel()
+            if self._listening is not None:
+                self._listening.cancel()
             with contextlib.suppress(ChazError):
                 await self._say_awake(timedelta(0))
                 await self._report("stopped")
             await self._subscription.close()
 
+    def _see_to_the_bell(self) -> None:
+        """Listen again, beside the rounds: to connect may take long, and rounds need no bell."""
+        if not self._subscription.connected and (self._listening is None or self._listening.done()):
+            self._listening = asyncio.create_task(self._listen_until_it_succeeds())
+
+    async def _listen_until_it_succeeds(self) -> None:
+        while True:
+            try:
+                await self._listen()
+            except (ChazError, OSError) as error:
+                logger.warning("listener: cannot listen (%s); polling until it can", error)
+                self._tried_to_listen.set()
+                self._next_sweep = 0.0
+                await asyncio.sleep(min(self._settings.sweep, self._settings.long_poll))
+            else:
+                self._tried_to_listen.set()
+                return
+
     async def _listen(self) -> None:
         await self._subscription.connect()
+        # What was committed before the LISTEN is found by a round after it.
+        self._heard_anew = True
         self._next_sweep = 0.0
         logger.info("listener: listening at %s", self._subscription.address)
 
     async def _sleep(self, stopped: asyncio.Task[bool]) -> bool:
-        """Wait for the bell, at most a long poll; whether it rang."""
-        bell = asyncio.create_task(self._subscription.wait(self._settings.long_poll))
-        await asyncio.wait({bell, stopped}, return_when=asyncio.FIRST_COMPLETED)
-        if not bell.done():
-            bell.cancel()
+        """Wait for the bell, at most a long poll; whether to look at once."""
+        if self._heard_anew:
+            self._heard_anew = False
+            return True
+        waiting: asyncio.Task[object]
+        if self._subscription.connected:
+            waiting = asyncio.create_task(self._subscription.wait(self._settings.long_poll))
+        else:
+            assert self._listening is not None
+            waiting = asyncio.create_task(asyncio.wait({self._listening}, timeout=self._settings.long_poll))
+        await asyncio.wait({waiting, stopped}, return_when=asyncio.FIRST_COMPLETED)
+        if not waiting.done():
+            waiting.cancel()
         try:
-            return bool(await bell)
+            return bool(await waiting)
         except asyncio.CancelledError:
             return False
+        except DatabaseUnavailable as error:
+            await self._deafened(error)
+            return True
+
+    async def _deafened(self, error: DatabaseUnavailable) -> None:
+        logger.warning("listener: no longer listening (%s)", error)
+        await self._subscription.close()
+        self._see_to_the_bell()
+
+    def _in_contact(self) -> None:
+        """Remember when PostgreSQL was last reached, and since when without an outage that leases do not outlast."""
+        now = time.monotonic()
+        if self._out_of_contact and now - self._last_contact > self._settings.lease / 2:
+            self._in_contact_since = now
+        self._out_of_contact = False
+        self._last_contact = now
 
     @staticmethod
     async def _pause(stopped: asyncio.Task[bool], seconds: float) -> None:
@@ -172,7 +233,8 @@ class Listener:
         """Do all work that is there now; whether there was any. ``_left`` says whether some could not be done yet."""
         if time.monotonic() >= self._next_sweep:
             await self._sweep()
-        due = await sweeps.due(self._database)
+        due = await sweeps.due(self._database, lease=self._settings.lease)
+        self._in_contact()
         self._left = False
         if not due:
             return False
@@ -182,7 +244,8 @@ class Listener:
             self._left = not found
         if due.scheduled:
             found |= await sweeps.queue_scheduled(self._database) > 0
-        if due.lost:
+        # After an outage, workers that live have yet to say so: their runs are not lost.
+        if due.lost and time.monotonic() - self._in_contact_since > self._settings.lease:
             found |= await self._rescue()
         if due.late:
             found |= await self._close_late()
@@ -258,8 +321,11 @@ class Listener:
     async def _sweep(self) -> None:
         """What is due by the clock only: the connection's probe, this listener's health."""
         if self._subscription.connected:
-            await self._subscription.probe()
-        await self._report("listening")
+            try:
+                await self._subscription.probe()
+            except DatabaseUnavailable as error:
+                await self._deafened(error)
+        await self._report("listening" if self._subscription.connected else "polling")
         await sweeps.forget_processes(self._database)
         self._next_sweep = time.monotonic() + self._settings.sweep
 

@@ -36,8 +36,8 @@ class Due:
         return any((self.inbox, self.scheduled, self.publish, self.lost, self.late, self.untold))
 
 
-async def due(database: Database) -> Due:
-    """Look for work of every kind."""
+async def due(database: Database, *, lease: float = 0.0) -> Due:
+    """Look for work of every kind. A server younger than a ``lease`` (in seconds) has let nobody renew one yet."""
     (row,) = await database.fetch(
         f"""
         select
@@ -47,7 +47,8 @@ async def due(database: Database) -> Due:
             exists (select from chaz.runs r join chaz.agents a on a.name = r.agent
                 where r.state = 'queued' and r.publish_after <= now()) as publish,
             exists (select from chaz.workers w join chaz.runs r on r.worker_id = w.id and r.state = 'running'
-                where w.expires_at < now()) as lost,
+                where w.expires_at < now())
+            and pg_postmaster_start_time() < now() - %(lease)s as lost,
             exists (select from chaz.runs
                 where state in ('pending', 'queued', 'running', 'parked') and deadline < now())
             or exists (select from chaz.runs
@@ -57,6 +58,7 @@ async def due(database: Database) -> Due:
                     {GIVEN_UP} or not exists (select from chaz.agents a where a.name = r.agent))) as late,
             exists (select from chaz.runs where audit_after <= now()) as untold
         """,
+        {"lease": timedelta(seconds=lease)},
     )
     return Due(**row)
 

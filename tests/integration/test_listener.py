@@ -135,7 +135,7 @@ async def test_a_run_is_published_when_its_time_has_come(listeners: Listeners, s
 
 
 async def test_the_runs_of_a_lost_worker_are_published_again(listeners: Listeners, stations: Stations) -> None:
-    listener = await listeners.start(long_poll=0.05)
+    listener = await listeners.start(long_poll=0.05, lease=0.5)
     run = await stations.send("s")
     await listener.until_published(run)
     stations.beat(timedelta(minutes=1))
