@@ -115,21 +115,26 @@ class Listener:
         while True:
             try:
                 await self._listen()
-            except (ChazError, OSError) as error:
-                logger.warning("listener: cannot listen (%s); polling until it can", error)
+            except Exception as error:
+                expected = isinstance(error, ChazError | OSError)
+                logger.warning("listener: cannot listen (%s); polling until it can", error, exc_info=not expected)
                 self._tried_to_listen.set()
                 self._next_sweep = 0.0
                 await asyncio.sleep(min(self._settings.sweep, self._settings.long_poll))
             else:
+                # What was committed before the LISTEN is found by a round after it.
+                self._heard_anew = True
+                self._next_sweep = 0.0
                 self._tried_to_listen.set()
                 return
 
     async def _listen(self) -> None:
         await self._subscription.connect()
-        # What was committed before the LISTEN is found by a round after it.
-        self._heard_anew = True
-        self._next_sweep = 0.0
         logger.info("listener: listening at %s", self._subscription.address)
+
+    @property
+    def _hears(self) -> bool:
+        return self._subscription.connected and self._listening is not None and self._listening.done()
 
     async def _sleep(self, stopped: asyncio.Task[bool]) -> bool:
         """Wait for the bell, at most a long poll; whether to look at once."""
@@ -137,7 +142,7 @@ class Listener:
             self._heard_anew = False
             return True
         waiting: asyncio.Task[object]
-        if self._subscription.connected:
+        if self._hears:
             waiting = asyncio.create_task(self._subscription.wait(self._settings.long_poll))
         else:
             assert self._listening is not None
@@ -320,12 +325,12 @@ class Listener:
 
     async def _sweep(self) -> None:
         """What is due by the clock only: the connection's probe, this listener's health."""
-        if self._subscription.connected:
+        if self._hears:
             try:
                 await self._subscription.probe()
             except DatabaseUnavailable as error:
                 await self._deafened(error)
-        await self._report("listening" if self._subscription.connected else "polling")
+        await self._report("listening" if self._hears else "polling")
         await sweeps.forget_processes(self._database)
         self._next_sweep = time.monotonic() + self._settings.sweep
 

@@ -170,7 +170,10 @@ async def close_late(
             states: tuple[RunState, ...] = states,
             agent: str = row["agent"],
         ) -> list[AuditEvent] | None:
-            if outcome.reason == "unknown-agent":
+            if outcome.reason == "unknown-agent" and await _is_registered(tx, agent):
+                return None
+            events = await close_run(tx, id, outcome, states=states)
+            if events is not None and outcome.reason == "unknown-agent":
                 # Nobody ever was this agent: it must not stay the session's lead.
                 await tx.execute(
                     """
@@ -179,7 +182,7 @@ async def close_late(
                     """,
                     {"agent": agent, "run": id},
                 )
-            return await close_run(tx, id, outcome, states=states)
+            return events
 
         try:
             events = await database.transact(work)
@@ -192,6 +195,11 @@ async def close_late(
         if events is not None:
             closed.append((row["id"], reason, events))
     return closed
+
+
+async def _is_registered(tx: Transaction, agent: str) -> bool:
+    cursor = await tx.execute("select from chaz.agents where name = %(agent)s", {"agent": agent})
+    return await cursor.fetchone() is not None
 
 
 # A run may have moved since it was listed: a pending one is queued by the end of the one before it.

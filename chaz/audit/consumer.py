@@ -10,8 +10,8 @@ import logging
 import socket
 import time
 from collections.abc import Callable
+from itertools import count
 from typing import Any
-from uuid import UUID
 
 import psycopg
 from kombu import Connection, Consumer, Message
@@ -185,13 +185,14 @@ class AuditConsumer:
             except psycopg.Error as error:
                 self._bury(message, f"cannot be recorded: {_first_line(error)}")
 
-    def _record(self, events: list[AuditEvent]) -> set[UUID]:
+    def _record(self, events: list[AuditEvent]) -> set[int]:
         assert self._database is not None
         return recorder.record(self._database, events)
 
-    def _settle(self, decoded: list[tuple[Message, tuple[AuditEvent, ...]]], refused: set[UUID]) -> None:
+    def _settle(self, decoded: list[tuple[Message, tuple[AuditEvent, ...]]], refused: set[int]) -> None:
+        numbers = count()
         for message, events in decoded:
-            if any(recorder.entry_id(event) in refused for event in events):
+            if not refused.isdisjoint([next(numbers) for _ in events]):
                 self._bury(message, "holds an event that no run of its session told")
             else:
                 message.ack()
