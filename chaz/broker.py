@@ -5,6 +5,7 @@ RabbitMQ's queues are quorum queues; Redis and Valkey ignore the arguments.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from kombu import Connection, Exchange, Queue
@@ -96,6 +97,16 @@ def check(settings: Settings) -> None:
     except Exception as error:
         # Each transport has its own errors.
         raise BrokerUnavailable(without_secrets(settings.broker_url), " ".join(str(error).split())) from error
+
+
+def declare(settings: Settings, queues: Iterable[Queue]) -> None:
+    """Declare queues. Raises ConfigurationError for one that is there and was declared in another way."""
+    with connect(settings) as connection:
+        for queue in queues:
+            try:
+                queue(connection.default_channel).declare()
+            except connection.channel_errors as error:
+                raise ConfigurationError(f"the broker refuses the queue {queue.name}: {error}") from error
 
 
 def run_queue(prefix: str, queue: str) -> Queue:

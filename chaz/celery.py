@@ -18,7 +18,7 @@ from typing import Any, NoReturn, cast
 from celery import Celery
 from kombu import Queue
 
-from chaz.broker import SEND_WITHIN, run_queue, transport_options
+from chaz.broker import SEND_WITHIN, forgets_bindings, run_queue, transport_options
 from chaz.channels import broker_name, task_name
 from chaz.deliveries import RunDelivery
 from chaz.errors import ChazError, ConfigurationError
@@ -39,6 +39,8 @@ def make_app(settings: Settings) -> Celery:
         "broker_url": settings.broker_url,
         "broker_transport_options": transport_options(settings),
         "broker_connection_retry_on_startup": True,
+        # RabbitMQ closes the channel of a delivery that is not acknowledged in time; the worker is to open another one.
+        "broker_channel_error_retry": True,
         # Agents wait on models and tools, not on the CPU.
         "worker_pool": "threads",
         "worker_concurrency": 100,
@@ -72,7 +74,10 @@ def make_app(settings: Settings) -> Celery:
         app.config_from_object(module)
         # Celery lets defaults that are added win over the module, so only what it leaves open is added.
         chosen = vars(importlib.import_module(module))
+        # These one by one: without its key prefix, a worker would look for deliveries where nobody puts them.
+        options = defaults["broker_transport_options"] | chosen.get("broker_transport_options", {})
         defaults = {name: value for name, value in defaults.items() if name not in chosen}
+        defaults["broker_transport_options"] = options
     app.add_defaults(lambda: defaults)
     return app
 
@@ -85,6 +90,23 @@ def _is_there(module: str) -> bool:
     if not found and "CELERY_CONFIG_MODULE" in os.environ:
         raise ConfigurationError(f"CELERY_CONFIG_MODULE names {module!r}, and there is no such module")
     return found
+
+
+def outlive_lost_redis_connections() -> None:
+    """Let what reaches for a Redis connection that has gone meet a ConnectionError, which Celery and Kombu expect.
+
+    Celery 5.7 takes the transport from a lost connection, then closes its channels; those give back what is not
+    acknowledged. Without this the AttributeError of Kombu 5.7 over the missing transport would end the consumer.
+    """
+    channel: Any = importlib.import_module("kombu.transport.redis").Channel
+    connection_parameters = channel._connparams
+
+    def checked(self: Any, asynchronous: bool = False) -> Any:
+        if self.connection is None or self.connection.client is None:
+            raise ConnectionError("the connection to the broker has gone") from None
+        return connection_parameters(self, asynchronous)
+
+    channel._connparams = checked
 
 
 class RunPublisher:
@@ -146,6 +168,8 @@ def end_program(error: ChazError) -> NoReturn:
 
 try:
     settings = Settings.from_env()
+    if forgets_bindings(settings):
+        outlive_lost_redis_connections()
     app = make_app(settings)
 except ConfigurationError as error:
     # Celery's command line would show a traceback of its own import machinery.

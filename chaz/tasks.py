@@ -14,12 +14,12 @@ from celery import Task, signals
 from celery.exceptions import Retry
 from pydantic import ValidationError
 
-from chaz.broker import check, run_queue
+from chaz.broker import check, declare, run_queue
 from chaz.celery import app, end_program, settings
 from chaz.channels import ISOLATION, broker_name, task_name
 from chaz.database import Database, Transaction
 from chaz.deliveries import RunDelivery
-from chaz.errors import ChazError, DatabaseUnavailable
+from chaz.errors import ChazError, ConfigurationError, DatabaseUnavailable
 from chaz.runs import register_agents
 from chaz.runtime.agents import Agents, load_agents
 from chaz.runtime.models import resolve_model
@@ -116,6 +116,17 @@ def load(sender: str, conf: Any, **_: object) -> None:
     conf.task_queues = [run_queue(settings.broker_prefix, queue) for queue in queues]
     # The isolation queue is served by who names it with -Q, and by nobody else.
     app.amqp.queues.deselect([broker_name(settings.broker_prefix, ISOLATION)])
+
+
+@signals.celeryd_after_setup.connect
+def declare_queues(**_: object) -> None:
+    """Declare what is consumed. A queue that the broker refuses ends the worker; Celery would try it for ever."""
+    # The isolation queue besides: Celery binds all queues that it knows, and calls one that is not there critical.
+    isolation = run_queue(settings.broker_prefix, ISOLATION)
+    try:
+        declare(settings, [*app.amqp.queues.consume_from.values(), isolation])
+    except ConfigurationError as error:
+        end_program(error)
 
 
 async def _register(url: str, agents: Agents) -> None:

@@ -34,6 +34,15 @@ async def slow(seconds: float) -> str:
     return f"after {seconds:g} s"
 
 
+@tool(timeout=60)
+async def until_effect(name: str) -> str:
+    """Take until somebody has left a row of that name in the table `effects`."""
+    async with await psycopg.AsyncConnection.connect(os.environ["CHAZ_DATABASE_URL"], autocommit=True) as connection:
+        while not (await connection.execute("select from effects where name = %s", (name,))).rowcount:
+            await asyncio.sleep(0.05)
+    return f"after {name}"
+
+
 @tool
 def failing(why: str) -> str:
     """Fail."""
@@ -77,7 +86,7 @@ solo = Agent(
     "solo",
     instructions="Work alone.",
     model="scripted",
-    tools=[word_count, record_effect, slow, failing, hang, kill_process, kill_again, odd],
+    tools=[word_count, record_effect, slow, until_effect, failing, hang, kill_process, kill_again, odd],
 )
 child = Agent("child", instructions="Do as you are told.", model="scripted", tools=[word_count, record_effect, slow])
 parent = Agent(

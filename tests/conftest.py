@@ -12,6 +12,8 @@ pytest_plugins = [
     "tests.fixtures.listeners",
     "tests.fixtures.processes",
     "tests.fixtures.proxy",
+    "tests.fixtures.rabbitmq",
+    "tests.fixtures.valkey",
 ]
 
 for name in [name for name in os.environ if name.startswith("CHAZ_") and not name.startswith("CHAZ_TEST_")]:

@@ -18,9 +18,14 @@ SHOW = """
 import json
 from chaz.celery import app
 print(json.dumps({name: getattr(app.conf, name) for name in (
-    "worker_pool", "worker_concurrency", "task_acks_late", "worker_prefetch_multiplier", "control_exchange")}))
+    "worker_pool", "worker_concurrency", "task_acks_late", "worker_prefetch_multiplier", "control_exchange",
+    "broker_transport_options")}))
 """
-CHOSEN = "worker_pool = 'prefork'\nworker_concurrency = 7\n"
+CHOSEN = """
+worker_pool = "prefork"
+worker_concurrency = 7
+broker_transport_options = {"visibility_timeout": 7}
+"""
 
 
 @pytest.mark.parametrize(("name", "variable"), [("celeryconfig", None), ("mine", "CELERY_CONFIG_MODULE")])
@@ -34,6 +39,8 @@ def test_the_deployment_wins(name: str, variable: str | None, processes: Process
         ).stdout
     )
 
+    options = shown.pop("broker_transport_options")
+    assert (options["visibility_timeout"], options["global_keyprefix"]) == (7, f"{environment['CHAZ_BROKER_PREFIX']}:")
     assert shown == {
         "worker_pool": "prefork",
         "worker_concurrency": 7,

@@ -85,6 +85,18 @@ def test_one_agent_s_broken_queue_holds_up_nobody_else(
         assert {handle.state for handle in broken} == {"queued"}
 
 
+@pytest.mark.parametrize("broker", ["rabbitmq"], indirect=True)
+def test_a_worker_whose_queue_is_refused_ends(processes: Processes, broker: Broker) -> None:
+    name = run_queue(broker.prefix, "child").name
+    with Connection(broker.url) as connection:
+        Queue(name, Exchange(f"{broker.prefix}.other"), durable=True)(connection.default_channel).declare()
+
+    worker = processes.start("worker", [sys.executable, "-m", "celery", "-A", "chaz", "worker"])
+
+    assert worker.exit_code() == 78
+    assert f"chaz: the broker refuses the queue {name}: " in worker.said
+
+
 def test_events_that_a_flush_takes_are_told_again(
     processes: Processes, database: ScratchDatabase, broker: Broker
 ) -> None:
