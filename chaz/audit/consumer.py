@@ -62,6 +62,8 @@ class AuditConsumer:
     def run(self, on_ready: Callable[[], None] | None = None) -> None:
         """Consume until stopped. While broker or PostgreSQL are away it waits, and acknowledges nothing."""
         pause = 0.1
+        # RabbitMQ closes a channel, and not its connection, over a delivery that waits too long for PostgreSQL.
+        lost = connect(self._settings)
         while not self._stopping:
             try:
                 with connect(self._settings, audit_options(self._settings)) as connection:
@@ -85,7 +87,7 @@ class AuditConsumer:
                         self._consume(connection)
                         consumer.cancel()
                         self._read_what_is_on_its_way(connection)
-            except (OSError, *connect(self._settings).connection_errors) as error:
+            except (OSError, *lost.connection_errors, *lost.channel_errors) as error:
                 logger.warning(
                     "audit: the broker at %s is not available (%s); trying again",
                     without_secrets(self._settings.broker_url),
