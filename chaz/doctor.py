@@ -3,12 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+import time
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, cast
+from uuid import uuid4
 
-from chaz.broker import check, connect, dead_letter_queue, forgets_bindings, transport_options
-from chaz.database import Database
+from chaz.broker import (
+    DAY,
+    audit_queue,
+    check,
+    connect,
+    dead_letter_queue,
+    forgets_bindings,
+    queue_length,
+    transport_options,
+)
+from chaz.database import Database, Subscription
 from chaz.errors import BrokerUnavailable, ConfigurationError, DatabaseUnavailable
 from chaz.schema import status
 from chaz.settings import Settings, without_secrets
@@ -19,6 +30,11 @@ A_WHILE = 60.0
 """Seconds after which what waits is worth a warning."""
 REGISTERED_BEFORE = 60.0
 """Seconds that a worker may take from registering its agents to its first lease."""
+MANY_DELIVERIES = 1000
+"""Deliveries in the audit queue that are worth a warning."""
+TRIAL = "chaz_doctor"
+"""NOTIFY channel on which the doctor listens to itself."""
+HEARD_WITHIN = 5.0
 CONSUMER_TIMEOUT_PER_QUEUE = (3, 12)
 """The RabbitMQ from which on a queue has a consumer timeout of its own."""
 
@@ -35,10 +51,13 @@ class Finding:
 Look = Callable[[Database, Settings], Awaitable[Finding]]
 
 
-async def examine(settings: Settings) -> list[Finding]:
-    """Look at everything. A service that is away is a finding, and what cannot be seen without it is left out."""
+async def examine(settings: Settings, options: Mapping[str, Any] | None = None) -> list[Finding]:
+    """Look at everything. A service that is away is a finding, and what cannot be seen without it is left out.
+
+    ``options`` are the broker transport options that the workers use, where they are not chaz's own.
+    """
     found = await _examine_database(settings)
-    return found + await asyncio.to_thread(_examine_broker, settings)
+    return found + await asyncio.to_thread(_examine_broker, settings, options or transport_options(settings))
 
 
 async def _examine_database(settings: Settings) -> list[Finding]:
@@ -48,17 +67,17 @@ async def _examine_database(settings: Settings) -> list[Finding]:
         found = [await postgresql(database, settings), await schema(database, settings)]
         if found[-1].verdict == "bad":
             return found
-        return found + [await look(database, settings) for look in LOOKS]
+        return [*found, await doorbell(database, settings), *[await look(database, settings) for look in LOOKS]]
     except DatabaseUnavailable as error:
         return [Finding("postgresql", "bad", str(error))]
     finally:
         await database.close()
 
 
-def _examine_broker(settings: Settings) -> list[Finding]:
+def _examine_broker(settings: Settings, options: Mapping[str, Any]) -> list[Finding]:
     try:
         check(settings)
-        return [broker(settings), dead_letters(settings)]
+        return [broker(settings, options), audit_queued(settings), dead_letters(settings)]
     except (BrokerUnavailable, ConfigurationError) as error:
         return [Finding("broker", "bad", str(error))]
 
@@ -83,6 +102,26 @@ async def schema(database: Database, _: Settings) -> Finding:
         return Finding("schema", "warn", f"version {versions.found}; this chaz knows {versions.needed} only")
     found = f"version {versions.found}" if versions.found else "none"
     return Finding("schema", "bad", f"{found}; this chaz needs {versions.needed}: run `chaz schema upgrade`")
+
+
+async def doorbell(database: Database, settings: Settings) -> Finding:
+    """Whether a NOTIFY is heard where listeners LISTEN; through a pooler of transactions it is not."""
+    url = settings.listen_url or settings.database_url
+    subscription = Subscription(url, [TRIAL], name="chaz-doctor")
+    word = str(uuid4())
+    try:
+        await subscription.connect()
+        await database.fetch("select pg_notify(%(channel)s, %(word)s)", {"channel": TRIAL, "word": word})
+        ends = time.monotonic() + HEARD_WITHIN
+        while (left := ends - time.monotonic()) > 0:
+            if word in await subscription.wait(left):
+                return Finding("doorbell", "ok", f"heard at {without_secrets(url)}")
+        text = f"a NOTIFY is not heard at {without_secrets(url)}, so that listeners find things by polling only"
+    except DatabaseUnavailable as error:
+        text = f"listeners cannot LISTEN, and poll: {error}"
+    finally:
+        await subscription.close()
+    return Finding("doorbell", "warn", f"{text}; set CHAZ_LISTEN_URL to the same database, past any pooler")
 
 
 # The processes
@@ -152,6 +191,22 @@ async def agents(database: Database, settings: Settings) -> Finding:
         for row in rows
     )
     return Finding("agents", "warn", f"no living worker is known to serve {lacking}")
+
+
+async def isolation(database: Database, _: Settings) -> Finding:
+    """Whether suspect runs, under which a worker was lost during a call, have a worker of their own to go to."""
+    (row,) = await database.fetch(
+        """
+        select (select count(*) from chaz.runs where suspect and state in ('queued', 'running', 'parked')) as runs,
+            exists (select from chaz.workers where isolation and expires_at > now()) as alive
+        """
+    )
+    if not row["runs"]:
+        return Finding("isolation", "ok", "no suspect run")
+    runs = f"{_count(row['runs'], 'suspect run')}: a worker was lost during a call of each"
+    if row["alive"]:
+        return Finding("isolation", "ok", f"{runs}, and the isolation worker is alive")
+    return Finding("isolation", "warn", f"{runs}, and they go on among others; start `chaz worker --isolation`")
 
 
 # What waits
@@ -235,19 +290,27 @@ async def audit(database: Database, _: Settings) -> Finding:
     return Finding("audit", "warn", f"{text}; is `chaz audit` running?")
 
 
-LOOKS: tuple[Look, ...] = (listeners, workers, agents, inbox, queued, leases, parked, audit)
+LOOKS: tuple[Look, ...] = (listeners, workers, agents, isolation, inbox, queued, leases, parked, audit)
 """What is asked of a database whose schema is there, in the order in which it is shown."""
 
 
 # The broker
 
 
-def broker(settings: Settings) -> Finding:
+def broker(settings: Settings, options: Mapping[str, Any]) -> Finding:
     """The broker that has let us in, and after what time it would deliver a run again or throw a consumer out."""
     where = f"{without_secrets(settings.broker_url)}, prefix {settings.broker_prefix!r}"
     if forgets_bindings(settings):
-        seconds = transport_options(settings)["visibility_timeout"]
-        return Finding("broker", "ok", f"Redis or Valkey at {where}; visibility_timeout {_age(seconds)}, set by chaz")
+        seconds = options["visibility_timeout"]
+        found = f"Redis or Valkey at {where}; visibility_timeout {_age(seconds)}"
+        if seconds >= DAY:
+            return Finding("broker", "ok", found)
+        return Finding(
+            "broker",
+            "warn",
+            f"{found}: a run that takes longer is delivered again, for nothing; leave visibility_timeout out of "
+            "broker_transport_options in celeryconfig.py",
+        )
     with connect(settings) as connection:
         server = cast("dict[str, Any]", connection.connection.server_properties)
     version = str(server.get("version", "0"))
@@ -262,19 +325,21 @@ def broker(settings: Settings) -> Finding:
     )
 
 
+def audit_queued(settings: Settings) -> Finding:
+    """How many deliveries wait for an audit consumer."""
+    deliveries = queue_length(settings, audit_queue(settings.broker_prefix))
+    if not deliveries:
+        return Finding("audit queue", "ok", "empty")
+    text = f"{_count(deliveries, 'delivery waits', 'deliveries wait')}"
+    if deliveries < MANY_DELIVERIES:
+        return Finding("audit queue", "ok", text)
+    return Finding("audit queue", "warn", f"{text}; start (more of) `chaz audit`")
+
+
 def dead_letters(settings: Settings) -> Finding:
     """How many deliveries the audit consumers could not record."""
     queue = dead_letter_queue(settings.broker_prefix)
-    with connect(settings) as connection:
-        try:
-            # Kombu does not find a prefixed queue in Redis when asked passively; there, asking makes nothing.
-            declared = cast("Any", connection.default_channel).queue_declare(
-                queue.name, passive=not forgets_bindings(settings)
-            )
-            messages: int = declared.message_count
-        except connection.channel_errors:
-            # No consumer has started yet, so there is no such queue.
-            messages = 0
+    messages = queue_length(settings, queue)
     if not messages:
         return Finding("dead letters", "ok", "none")
     return Finding(

@@ -29,9 +29,12 @@ def add_commands(commands: Commands, common: argparse.ArgumentParser) -> None:
 def run_doctor(options: argparse.Namespace) -> int:
     """Print a line for each thing; exit code 1 if any is bad."""
     need_worker_extra()
+    from chaz.celery import make_app
     from chaz.doctor import examine
 
-    found = asyncio.run(examine(settings_of(options)))
+    settings = settings_of(options)
+    # As the workers use them: celeryconfig.py may say more.
+    found = asyncio.run(examine(settings, make_app(settings).conf.broker_transport_options))
     for finding in found:
         if options.json:
             print_json(dataclasses.asdict(finding))

@@ -14,6 +14,7 @@ import pytest
 from chaz import Chaz
 from chaz.broker import dead_letter_queue
 from chaz.doctor import Finding, examine
+from chaz.doctor import broker as doctors_broker
 from tests.fixtures.broker import Broker, both_brokers
 from tests.fixtures.postgres import ScratchDatabase, Server, both_servers
 from tests.fixtures.processes import Processes
@@ -24,8 +25,8 @@ pytestmark = pytest.mark.anyio
 A_MOMENT = timedelta(seconds=0)
 LONG_AGO = timedelta(hours=1)
 EVERYTHING = {
-    *("postgresql", "schema", "listeners", "workers", "agents", "inbox", "queued", "leases", "parked", "audit"),
-    *("broker", "dead letters"),
+    *("postgresql", "schema", "doorbell", "listeners", "workers", "agents", "isolation", "inbox", "queued", "leases"),
+    *("parked", "audit", "broker", "audit queue", "dead letters"),
 }
 NOBODY_LISTENS = "redis://127.0.0.1:1/0"
 
@@ -197,7 +198,7 @@ async def test_the_broker_and_its_dead_letters(doctor: Doctor, broker: Broker) -
     assert f"prefix {broker.prefix!r}" in text
     assert "guest:guest" not in text
     if broker.url.startswith("redis"):
-        assert (verdict, text.partition(";")[2]) == ("ok", " visibility_timeout 24 h, set by chaz")
+        assert (verdict, text.partition(";")[2]) == ("ok", " visibility_timeout 24 h")
     else:
         assert text.startswith("RabbitMQ 3.")
         assert "consumer_timeout" in text or verdict == "ok"
@@ -220,19 +221,45 @@ async def test_the_broker_and_its_dead_letters(doctor: Doctor, broker: Broker) -
 
 async def test_what_is_away_is_a_finding(doctor: Doctor) -> None:
     found = await doctor.findings(broker_url=NOBODY_LISTENS)
-    assert set(found) == EVERYTHING - {"dead letters"}
+    assert set(found) == EVERYTHING - {"audit queue", "dead letters"}
     assert found["broker"].verdict == "bad"
 
     found = await doctor.findings(database_url="postgresql://ada:secret@127.0.0.1:1/none")
-    assert set(found) == {"postgresql", "broker", "dead letters"}
+    assert set(found) == {"postgresql", "broker", "audit queue", "dead letters"}
     assert found["postgresql"].verdict == "bad"
     assert "secret" not in found["postgresql"].text
+
+
+async def test_a_bell_that_is_not_heard(doctor: Doctor, server: Server) -> None:
+    # Another database, as far as a NOTIFY goes; so is one behind a pooler of transactions.
+    with server.scratch(empty=True) as other:
+        found = (await doctor.findings(listen_url=other.url))["doorbell"]
+    assert (found.verdict, "is not heard at" in found.text, "CHAZ_LISTEN_URL" in found.text) == ("warn", True, True)
+    found = (await doctor.findings(listen_url="postgresql://ada:secret@127.0.0.1:1/none"))["doorbell"]
+    assert (found.verdict, "secret" in found.text) == ("warn", False)
+    assert "cannot LISTEN, and poll" in found.text
+
+
+async def test_suspect_runs_without_a_worker_of_their_own(doctor: Doctor, stations: Stations) -> None:
+    claim = await stations.claimed("s")
+    assert await doctor.says("isolation") == ("ok", "no suspect run")
+    await doctor.change("update chaz.runs set suspect = true where id = %(id)s", id=claim.run_id)
+    verdict, text = await doctor.says("isolation")
+    assert (verdict, "start `chaz worker --isolation`" in text) == ("warn", True)
+    await doctor.change("update chaz.workers set isolation = true")
+    assert (await doctor.says("isolation"))[0] == "ok"
+
+
+def test_a_visibility_timeout_that_is_too_short(broker: Broker) -> None:
+    if broker.url.startswith("redis"):
+        found = doctors_broker(broker.settings(), {"visibility_timeout": 3600})
+        assert (found.verdict, "visibility_timeout 60 min: a run that takes longer" in found.text) == ("warn", True)
 
 
 async def test_a_database_without_the_schema(doctor: Doctor, server: Server) -> None:
     with server.scratch(empty=True) as empty:
         found = await doctor.findings(database_url=empty.url)
-    assert set(found) == {"postgresql", "schema", "broker", "dead letters"}
+    assert set(found) == {"postgresql", "schema", "broker", "audit queue", "dead letters"}
     assert found["schema"] == Finding("schema", "bad", "none; this chaz needs 0001: run `chaz schema upgrade`")
 
 
