@@ -64,6 +64,10 @@ def make_app(settings: Settings) -> Celery:
         "task_default_exchange": broker_name(prefix, "default"),
         "task_default_exchange_type": "topic",
         "task_default_queue_type": "quorum",
+        # Not exclusive: a worker may start under the name of one that still drains. Transient queues that are not are
+        # deprecated.
+        "control_queue_exclusive": False,
+        "control_queue_durable": True,
         "control_exchange": broker_name(prefix, "control"),
         "event_exchange": broker_name(prefix, "events"),
         "event_queue_prefix": broker_name(prefix, "events"),
