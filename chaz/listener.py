@@ -188,7 +188,10 @@ class Listener:
                 found = await self._round()
             elif self._awake_until:
                 await self._say_awake(timedelta(0))
-                self._proof = await self._begin_proof()
+                if self._awake_until:
+                    found = await self._round()
+                else:
+                    self._proof = await self._begin_proof()
             elif self._proof is not None:
                 # Before the round: whoever has ended by then is seen by it.
                 proven = await self._is_proven(self._proof)
@@ -223,16 +226,23 @@ class Listener:
         if ahead and now < self._awake_until - AWAKE_AHEAD.total_seconds() + RENEW_AFTER:
             return
 
-        async def work(tx: Transaction) -> None:
+        async def work(tx: Transaction) -> bool:
             # Losing this row's last write in a crash makes producers ring more, never less.
             await tx.execute("set local synchronous_commit = off")
-            await tx.execute(
-                "update chaz.doorbell set awake_until = clock_timestamp() + %(ahead)s",
+            cursor = await tx.execute(
+                """
+                update chaz.doorbell set awake_until = clock_timestamp() + %(ahead)s
+                where single = (select single from chaz.doorbell for update skip locked)
+                """,
                 {"ahead": ahead or timedelta(microseconds=-1)},
             )
+            return cursor.rowcount > 0
 
-        await self._database.transact(work)
-        self._awake_until = now + ahead.total_seconds() if ahead else 0.0
+        # Whoever holds the row holds up no round: producers ring more meanwhile, and a word is taken back later.
+        if await self._database.transact(work):
+            self._awake_until = now + ahead.total_seconds() if ahead else 0.0
+        elif not ahead:
+            await asyncio.sleep(self._settings.short_poll)
 
     async def _round(self) -> bool:
         """Do all work that is there now; whether there was any. ``_left`` says whether some could not be done yet."""
