@@ -320,11 +320,13 @@ async def requeue(tx: Transaction, run_id: UUID) -> UUID:
     return row["id"]
 
 
-async def ring_again(tx: Transaction, run_id: UUID) -> None:
-    """Have a queued run published again at the next look: its delivery came to a worker that is stopping."""
+async def ring_again(tx: Transaction, run_id: UUID, *, wait: float = 0) -> None:
+    """Have a queued run published again in ``wait`` seconds: its delivery came to a worker that cannot take it."""
     await tx.execute(
-        "update chaz.runs set publish_after = clock_timestamp() where id = %(run)s and state = 'queued'",
-        {"run": run_id},
+        """
+        update chaz.runs set publish_after = clock_timestamp() + %(wait)s where id = %(run)s and state = 'queued'
+        """,
+        {"run": run_id, "wait": timedelta(seconds=wait)},
     )
 
 

@@ -155,7 +155,6 @@ class WorkerProcess:
                 owned = workers.beat(
                     connection, self.id, name=self.name, pid=os.getpid(), lease=lease, isolation=self._isolation
                 )
-                self._last_beat = asked
                 self._first_beat.set()
                 self._loop.loop.call_soon_threadsafe(self._compare, owned, asked)
             except psycopg.Error as error:
@@ -179,6 +178,8 @@ class WorkerProcess:
             logger.warning("worker: run=%s attempt=%d is not run here; given back", attempt.run_id, attempt.attempt)
             self._loop.submit(self._give_back(attempt, "its worker lost sight of it"))
         self._unknown = unknown
+        # Only now: what was taken over is cancelled already, and does not take this beat for its own.
+        self._last_beat = asked
         self._beaten.set()
         self._beaten = asyncio.Event()
 
@@ -200,7 +201,7 @@ class WorkerProcess:
             # For a while only: another worker may have a lease.
             await asyncio.wait_for(self.wait_for_lease(), self._settings.beat)
         except TimeoutError:
-            await self._database.transact(partial(runs.ring_again, run_id=run_id))
+            await self._database.transact(partial(runs.ring_again, run_id=run_id, wait=self._settings.beat))
             return LetGo("its worker cannot renew its lease")
         claim = await self._claim(agent, run_id)
         if isinstance(claim, Unclaimed):
