@@ -14,6 +14,7 @@
     ├── Conflict                    an id or idempotency key was used for another entry
     ├── UnknownSession, UnknownAgent, UnknownRun
     ├── NotRequeueable              a run that is to be run anew has neither failed nor been cancelled
+    │   └── AlreadyRequeued         ... or has been, and goes on as another
     ├── RunError                    how a run ended, raised by a handle
     │   ├── RunFailed
     │   └── RunCancelled
@@ -129,6 +130,12 @@ class NotRequeueable(ChazError):
 
     message = "run {0} is {1}; only a run that failed or was cancelled can be requeued"
     exit_code = 65
+
+
+class AlreadyRequeued(NotRequeueable):
+    """The run was requeued before, and that run goes on or has succeeded. Args: both ids, and its state."""
+
+    message = "run {0} was requeued as {1}, which is {2}; requeue that one, should it fail"
 
 
 class RunError(ChazError):

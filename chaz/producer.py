@@ -139,7 +139,7 @@ class AsyncChaz:
     async def requeue(self, id: UUID | str) -> AsyncAgentResult:
         """Run what failed or was cancelled anew: the handle of a new run, with an id of its own.
 
-        Raises UnknownRun, NotRequeueable.
+        Raises UnknownRun, NotRequeueable (also if a run that took its place goes on or has succeeded).
         """
         return self.handle(await self.database.transact(partial(runs.requeue, run_id=_run_id(id))))
 

@@ -11,7 +11,7 @@ from uuid import UUID
 from chaz.channels import ISOLATION
 from chaz.database import Database, Row, Transaction
 from chaz.deliveries import RunDelivery
-from chaz.errors import NotRequeueable, StaleAttempt, UnknownRun
+from chaz.errors import AlreadyRequeued, NotRequeueable, StaleAttempt, UnknownRun
 from chaz.outcomes import FINAL_STATES
 
 CRASH_LIMIT = 10
@@ -275,7 +275,7 @@ async def requeue(tx: Transaction, run_id: UUID) -> UUID:
     """Make a new run of the agent and trigger of one that failed or was cancelled, and return its id.
 
     Its lineage is the old one's, its time is fresh. It takes its place in the session as any other run: queued if the
-    session is free, else pending. Raises UnknownRun, NotRequeueable.
+    session is free, else pending. Raises UnknownRun, NotRequeueable, AlreadyRequeued.
     """
     await tx.execute(
         """
@@ -288,6 +288,16 @@ async def requeue(tx: Transaction, run_id: UUID) -> UUID:
         raise UnknownRun(run_id)
     if old["state"] not in {"failed", "cancelled"}:
         raise NotRequeueable(run_id, old["state"])
+    # By the tree, which has an index: a requeued run is of its tree too.
+    later = await tx.execute(
+        """
+        select id, state from chaz.runs where retry_of = %(run)s and state not in ('failed', 'cancelled')
+            and root_run_id = (select root_run_id from chaz.runs where id = %(run)s)
+        """,
+        {"run": run_id},
+    )
+    if (row := await later.fetchone()) is not None:
+        raise AlreadyRequeued(run_id, row["id"], row["state"])
     # The agent is attached (again): a run that failed because nobody served its agent took it off the session.
     row = await (
         await tx.execute(

@@ -12,7 +12,7 @@ import pytest
 
 from chaz import AsyncChaz, Chaz, RunFailed, UnknownRun, runs, sessionlog
 from chaz.cli import main
-from chaz.errors import NotRequeueable
+from chaz.errors import AlreadyRequeued, NotRequeueable
 from chaz.listings import RunFilter, list_failed
 from chaz.runs import Claim
 from tests.fixtures.model import script
@@ -103,6 +103,20 @@ async def test_it_answers_the_trigger_and_sees_what_came_since(stations: Station
 
     assert await triggers(stations, await stations.claim(third)) == ["the question"]
     assert (await stations.run(third))["retry_of"] == second
+
+
+async def test_one_that_goes_on_elsewhere_is_not_run_twice(stations: Stations) -> None:
+    old = await failed(stations)
+    second = await requeue(stations, old)
+    with pytest.raises(AlreadyRequeued, match=f"was requeued as {second}, which is queued"):
+        await requeue(stations, old)
+    await stations.end(await stations.claim(second), "no", state="failed", reason="model")
+
+    third = await requeue(stations, old)
+
+    await stations.end(await stations.claim(third))
+    with pytest.raises(AlreadyRequeued, match="which is succeeded"):
+        await requeue(stations, old)
 
 
 async def test_it_answers_the_messages_that_the_old_one_took(stations: Stations) -> None:

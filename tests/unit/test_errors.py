@@ -11,6 +11,7 @@ import pytest
 from chaz import errors
 from chaz.errors import (
     AgentsError,
+    AlreadyRequeued,
     BrokerUnavailable,
     ChazError,
     ConfigurationError,
@@ -54,6 +55,11 @@ SAMPLES: dict[type[ChazError], tuple[tuple[object, ...], str, int]] = {
         ("weekly",),
         "no session 'weekly'; sending to a name creates it, an id must exist",
         66,
+    ),
+    AlreadyRequeued: (
+        ("1f", "2e", "running"),
+        "run 1f was requeued as 2e, which is running; requeue that one, should it fail",
+        65,
     ),
     NotRequeueable: (
         ("1f", "running"),
