@@ -343,6 +343,21 @@ create table chaz.calls (
     constraint calls_done check ((state = 'done') = (outcome is not null and result is not null and result_seq is not null))
 );
 
+create function chaz.keep_until_told() returns trigger
+language plpgsql
+as $$
+begin
+    if exists (select from chaz.runs r where r.id = old.run_id and (r.ended_at is null or r.audit_after is not null)) then
+        raise exception 'call %.% of run % stays until the run has ended and its audit trail is complete',
+            old.step, old.ordinal, old.run_id using errcode = 'CZ004';
+    end if;
+    return old;
+end
+$$;
+
+-- What a consumer has not recorded is told again from here.
+create trigger calls_kept_until_told before delete on chaz.calls for each row execute function chaz.keep_until_told();
+
 create table chaz.waits (
     run_id       uuid        not null,
     step         integer     not null,

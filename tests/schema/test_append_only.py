@@ -10,6 +10,7 @@ import pytest
 from psycopg.rows import DictRow
 
 from tests.fixtures.postgres import ScratchDatabase, both_servers
+from tests.fixtures.stations import Stations, a_call
 
 pytestmark = both_servers
 
@@ -61,3 +62,20 @@ def test_retention_may_delete_and_not_truncate(log: psycopg.Connection[DictRow])
     assert log.execute("delete from chaz.entries").rowcount == 2
     with pytest.raises(psycopg.Error, match="append-only"):
         log.execute("truncate chaz.entries")
+
+
+@pytest.mark.anyio
+async def test_a_call_stays_until_the_trail_is_complete(stations: Stations, database: ScratchDatabase) -> None:
+    claim = await stations.claimed("s")
+    await stations.step(claim, a_call("word_count"))
+    await stations.start_call(claim)
+    await stations.finish_call(claim)
+    for _ in range(2):
+        with pytest.raises(psycopg.DatabaseError, match="stays until the run has ended and its audit trail") as refused:
+            database.query("delete from chaz.calls")
+        assert refused.value.sqlstate == "CZ004"
+        if await stations.state(claim.run_id) == "running":
+            await stations.end(claim)
+    database.query("update chaz.runs set audit_after = null")
+    database.query("delete from chaz.calls")
+    assert database.query("select from chaz.calls") == []
