@@ -5,7 +5,6 @@ Whoever uses it can send again what is lost here (a full buffer, a killed proces
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 import queue
@@ -21,6 +20,9 @@ from chaz.settings import Settings, without_secrets
 T = TypeVar("T")
 
 BUFFER = 10_000
+BUFFER_BYTES = 64 * 2**20
+BATCH_BYTES = 2**20
+"""RabbitMQ 4 takes no delivery above 16 MiB."""
 LONGEST_PAUSE = 5.0
 
 
@@ -53,7 +55,8 @@ class Sender(Generic[T]):
     """One per process and purpose; its thread starts with the first :meth:`put`, and again after a fork.
 
     ``send`` gets a link and what is to go over it, ``batch`` things at most. What it raises cuts the link; then the
-    same things are sent over a new one.
+    same things are sent over a new one. ``size`` says about how many bytes a thing has: batch and buffer are bounded in
+    bytes too, whatever the things hold.
     """
 
     def __init__(
@@ -64,6 +67,7 @@ class Sender(Generic[T]):
         *,
         batch: int,
         buffer: int = BUFFER,
+        size: Callable[[T], int] = lambda _: 0,
     ) -> None:
         self.dropped = 0
         self._name = name
@@ -71,7 +75,11 @@ class Sender(Generic[T]):
         self._settings = settings
         self._send = send
         self._batch = batch
-        self._waiting: queue.Queue[T | None] = queue.Queue(buffer)
+        self._buffer = buffer
+        self._size = size
+        self._waiting: queue.SimpleQueue[T | None] = queue.SimpleQueue()
+        self._bytes = 0
+        self._counting = threading.Lock()
         self._stopped = threading.Event()
         self._thread: threading.Thread | None = None
         self._pid = 0
@@ -83,12 +91,15 @@ class Sender(Generic[T]):
             return
         self._start()
         for thing in things:
-            try:
-                self._waiting.put_nowait(thing)
-            except queue.Full:
-                if not self.dropped:
-                    self._logger.warning("%s: the buffer is full; what is dropped is sent again later", self._name)
-                self.dropped += 1
+            size = self._size(thing)
+            with self._counting:
+                if self._waiting.qsize() < self._buffer and self._bytes + size <= BUFFER_BYTES:
+                    self._bytes += size
+                    self._waiting.put(thing)
+                    continue
+            if not self.dropped:
+                self._logger.warning("%s: the buffer is full; what is dropped is sent again later", self._name)
+            self.dropped += 1
 
     def close(self, timeout: float = 5.0) -> None:
         """Send what is buffered, for ``timeout`` seconds at most, and stop."""
@@ -96,9 +107,8 @@ class Sender(Generic[T]):
         if thread is None or self._pid != os.getpid():
             return
         self._stopped.set()
-        # It only wakes a thread that waits for something; with a full buffer none does.
-        with contextlib.suppress(queue.Full):
-            self._waiting.put_nowait(None)
+        # To wake it, should it wait for something.
+        self._waiting.put(None)
         thread.join(timeout)
 
     def _start(self) -> None:
@@ -140,8 +150,8 @@ class Sender(Generic[T]):
         first = self._waiting.get()
         if first is None:
             return []
-        things = [first]
-        while len(things) < self._batch:
+        things, size = [first], self._size(first)
+        while len(things) < self._batch and size < BATCH_BYTES:
             try:
                 thing = self._waiting.get_nowait()
             except queue.Empty:
@@ -149,4 +159,7 @@ class Sender(Generic[T]):
             if thing is None:
                 break
             things.append(thing)
+            size += self._size(thing)
+        with self._counting:
+            self._bytes -= size
         return things

@@ -5,6 +5,7 @@ The journal holds every event, so what is dropped on the way is sent again from 
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 
 from chaz.broker import audit_queue
@@ -15,12 +16,16 @@ from chaz.settings import Settings
 BATCH = 50
 
 
+def _size(event: AuditEvent) -> int:
+    return sys.getsizeof(event.content)
+
+
 class AuditPublisher:
     """One per process. ``tell`` never blocks."""
 
     def __init__(self, settings: Settings, *, buffer: int = BUFFER) -> None:
         self._queue = audit_queue(settings.broker_prefix)
-        self._sender = Sender("audit", settings, self._send, batch=BATCH, buffer=buffer)
+        self._sender = Sender("audit", settings, self._send, batch=BATCH, buffer=buffer, size=_size)
 
     @property
     def dropped(self) -> int:

@@ -14,6 +14,8 @@ import pytest
 from chaz.audit.publisher import AuditPublisher
 from chaz.broker import audit_queue, dead_letter_queue
 from chaz.deliveries import AuditBatch, AuditEvent
+from chaz.outcomes import MAX_RESULT
+from chaz.sender import BATCH_BYTES, BUFFER_BYTES
 from chaz.testing import eventually
 from tests.fixtures.broker import Broker, both_brokers
 from tests.fixtures.postgres import ScratchDatabase
@@ -246,3 +248,22 @@ async def test_a_publisher_sends_what_it_has_before_it_closes(stations: Stations
     publisher.close()
     batches = [json.loads(body) for body, _ in in_queue(broker, dead=False)]
     assert [event["seq"] for batch in batches for event in batch["events"]] == list(range(1, 61))
+
+
+async def test_long_results_bound_buffer_and_deliveries_in_bytes(stations: Stations, broker: Broker) -> None:
+    events = [event.model_copy(update={"content": "x" * MAX_RESULT}) for event in await told(stations, calls=10)]
+    away = broker.settings().model_copy(update={"broker_url": f"{broker.url.partition('://')[0]}://127.0.0.1:1"})
+    publisher = AuditPublisher(away)
+    for _ in range(100):
+        publisher.tell(events)
+    kept = 2000 - publisher.dropped
+    publisher.close(timeout=0.2)
+    # A batch may be in the sender's hands.
+    assert kept * MAX_RESULT <= BUFFER_BYTES + 2 * BATCH_BYTES
+
+    publisher = AuditPublisher(broker.settings())
+    publisher.tell(events)
+    publisher.close()
+    bodies = [body for body, _ in in_queue(broker, dead=False)]
+    assert sum(len(json.loads(body)["events"]) for body in bodies) == len(events)
+    assert max(map(len, bodies)) < 2 * BATCH_BYTES
