@@ -12,11 +12,12 @@ import logging
 import os
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from datetime import timedelta
 from uuid import UUID, uuid4
 
 from chaz import sweeps
+from chaz.aside import Aside
 from chaz.audit import trail
 from chaz.audit.publisher import AuditPublisher
 from chaz.channels import BELL
@@ -59,6 +60,7 @@ class Listener:
         self._awake_until = 0.0
         self._proof: tuple[int, float] | None = None
         self._left = False
+        self._aside = Aside()
 
     def stop(self) -> None:
         """Finish what is at hand and return from :meth:`run`."""
@@ -255,25 +257,46 @@ class Listener:
             return False
         found = False
         if due.inbox or due.publish:
-            found = await self._place_and_publish()
+            found = await self._attempt("placing and publishing", self._place_and_publish)
             self._left = not found
         if due.scheduled:
-            found |= await sweeps.queue_scheduled(self._database) > 0
+            found |= await self._attempt("queueing what was to come later", self._queue_scheduled)
         # After an outage, workers that live have yet to say so: their runs are not lost.
         if due.lost and time.monotonic() - self._in_contact_since > self._settings.lease:
-            found |= await self._rescue()
+            found |= await self._attempt("taking back the runs of lost workers", self._rescue)
         if due.late:
-            found |= await self._close_late()
+            found |= await self._attempt("ending runs whose time is over", self._close_late)
         if due.untold:
-            found |= await self._tell_again()
+            found |= await self._attempt("telling the audit trail again", self._tell_again)
         return found
+
+    async def _attempt(self, what: str, work: Callable[[], Awaitable[bool]]) -> bool:
+        """Do one kind of work; where it fails it is set aside, and holds up no other kind."""
+        if what in self._aside:
+            return False
+        try:
+            found = await work()
+        except (DatabaseUnavailable, *RETRIED):
+            raise
+        except Exception:
+            logger.exception("listener: %s failed; set aside for %g s", what, self._aside.put(what))
+            return False
+        self._aside.forget(what)
+        return found
+
+    async def _queue_scheduled(self) -> bool:
+        return await sweeps.queue_scheduled(self._database) > 0
 
     async def _place_and_publish(self, only: UUID | None = None) -> bool:
         """Place what is unplaced and publish what is due, in one transaction; whether there was anything."""
 
         async def work(tx: Transaction) -> tuple[Placed, list[Publication]]:
             placed = await place(
-                tx, default_agent=self._settings.default_agent, first_wait=self._settings.sweep, only=only
+                tx,
+                default_agent=self._settings.default_agent,
+                first_wait=self._settings.sweep,
+                only=only,
+                without=[] if only else self._aside.ids(),
             )
             return placed, placed.publications + await publishable(tx, first_wait=self._settings.sweep)
 
@@ -291,18 +314,29 @@ class Listener:
         return bool(placed.entries or publications)
 
     async def _place_one_by_one(self) -> bool:
-        """A session's entries cannot be placed: place the others', and say which it is."""
+        """A session's entries cannot be placed: place the others', and set it aside."""
         found = False
         for row in await self._database.fetch("select distinct session_id from chaz.entries where position is null"):
+            session = row["session_id"]
+            if session in self._aside:
+                continue
             try:
-                found |= await self._place_and_publish(only=row["session_id"])
+                found |= await self._place_and_publish(only=session)
             except DatabaseUnavailable:
                 raise
+            except RETRIED as error:
+                logger.warning("listener: session %s cannot be placed now (%s); going on", session, error)
             except Exception as error:
-                held = isinstance(error, RETRIED)
+                pause = self._aside.put(session)
                 logger.warning(
-                    "listener: session %s cannot be placed (%s); going on", row["session_id"], error, exc_info=not held
+                    "listener: session %s cannot be placed (%s); set aside for %g s",
+                    session,
+                    error,
+                    pause,
+                    exc_info=True,
                 )
+            else:
+                self._aside.forget(session)
         return found
 
     async def _publish_now(self, publications: list[Publication]) -> None:
@@ -320,6 +354,7 @@ class Listener:
             self._database,
             grace=self._settings.unknown_agent_grace,
             lease=self._settings.lease,
+            aside=self._aside,
         )
         for run, reason, events in closed:
             logger.warning("listener: run=%s failed: %s", run, reason)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
@@ -50,17 +50,20 @@ async def place(
     default_agent: str,
     first_wait: float,
     only: UUID | None = None,
-    sessions: int = 500,
-    per_session: int = 2000,
+    without: Sequence[UUID] = (),
+    sessions: int = 200,
+    per_session: int = 500,
 ) -> Placed:
     """Place unplaced entries of sessions whose heads are free, in order of arrival, and make the runs they ask for.
+
+    Of ``only`` this session, or of all but those ``without``.
 
     Heads are locked first and the entries read in a second statement: in one statement two listeners would place the
     same entry twice, its snapshot being older than the lock.
     """
     async with tx.pipeline():
-        await _open_sessions(tx, only)
-        heads = await _lock_heads(tx, only, sessions)
+        await _open_sessions(tx, only, without)
+        heads = await _lock_heads(tx, only, without, sessions)
     locked = {
         row["session_id"]: _Session(row, row["next_position"], row["active_run"], [], None)
         for row in await heads.fetchall()
@@ -95,7 +98,7 @@ async def place(
     )
 
 
-async def _open_sessions(tx: Transaction, only: UUID | None) -> None:
+async def _open_sessions(tx: Transaction, only: UUID | None, without: Sequence[UUID]) -> None:
     """Make the sessions that unplaced entries name. A name that is not of its id is dropped, not believed."""
     await tx.execute(
         """
@@ -105,6 +108,7 @@ async def _open_sessions(tx: Transaction, only: UUID | None) -> None:
                     then e.metadata->>'session' end as name
             from chaz.entries e
             where e.position is null and (%(only)s::uuid is null or e.session_id = %(only)s)
+                and e.session_id <> all(%(without)s::uuid[])
                 and not exists (select from chaz.heads h where h.session_id = e.session_id)
             order by e.session_id, e.arrival),
         opened as (
@@ -112,11 +116,11 @@ async def _open_sessions(tx: Transaction, only: UUID | None) -> None:
             on conflict do nothing)
         insert into chaz.heads (session_id) select session_id from missing order by session_id on conflict do nothing
         """,
-        {"only": only},
+        {"only": only, "without": list(without)},
     )
 
 
-async def _lock_heads(tx: Transaction, only: UUID | None, limit: int) -> AsyncCursor[DictRow]:
+async def _lock_heads(tx: Transaction, only: UUID | None, without: Sequence[UUID], limit: int) -> AsyncCursor[DictRow]:
     return await tx.execute(
         """
         select h.session_id, h.next_position, h.active_run, s.tenant, s.parent_run_id, s.root_run_id, s.depth, s.scope,
@@ -124,10 +128,11 @@ async def _lock_heads(tx: Transaction, only: UUID | None, limit: int) -> AsyncCu
         from chaz.heads h join chaz.sessions s on s.id = h.session_id
         where h.session_id in (
             select session_id from chaz.entries
-            where position is null and (%(only)s::uuid is null or session_id = %(only)s))
+            where position is null and (%(only)s::uuid is null or session_id = %(only)s)
+                and session_id <> all(%(without)s::uuid[]))
         order by h.session_id limit %(limit)s for update of h skip locked
         """,
-        {"only": only, "limit": limit},
+        {"only": only, "without": list(without), "limit": limit},
     )
 
 
@@ -144,7 +149,8 @@ async def _give_positions(tx: Transaction, locked: Mapping[UUID, _Session], per_
                 where session_id = h.session_id and position is null order by arrival limit %(limit)s) e)
         update chaz.entries e set position = u.position from unplaced u where e.id = u.id
         returning e.id, e.tenant, e.session_id, e.position, e.type, e.author, e.recipient, e.run_id,
-            case when e.type = 'message' then e.content else '' end as content, e.metadata->'options' as options
+            case when e.type = 'message' and strpos(e.content, '@') > 0 then e.content else '' end as content,
+            e.metadata->'options' as options
         """,
         {
             "ids": list(locked),

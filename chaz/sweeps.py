@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from uuid import UUID
 
+from chaz.aside import Aside
 from chaz.completion import close_run
 from chaz.database import Database, Transaction
 from chaz.deliveries import AuditEvent
@@ -127,9 +128,9 @@ async def rescue_lost(database: Database, *, limit: int = 100) -> list[tuple[UUI
 
 
 async def close_late(
-    database: Database, *, grace: float, lease: float, limit: int = 100
+    database: Database, *, grace: float, lease: float, aside: Aside, limit: int = 100
 ) -> list[tuple[UUID, str, list[AuditEvent]]]:
-    """End the runs whose time is over; id, reason and the events to tell of each.
+    """End the runs whose time is over; id, reason and the events to tell of each. What cannot be is put ``aside``.
 
     A running one is its worker's to end; it is ended from here a lease later, if the worker has not.
     """
@@ -143,7 +144,7 @@ async def close_late(
                 else 'unknown-agent'
             end as reason
         from chaz.runs r
-        where r.state in ('pending', 'queued', 'running', 'parked') and (
+        where r.state in ('pending', 'queued', 'running', 'parked') and r.id <> all(%(aside)s::uuid[]) and (
             r.deadline < now() - case when r.state = 'running' then %(lease)s else interval '0' end
             or (r.expires_at < now() and r.state in ('pending', 'queued') and r.started_at is null)
             or (r.state = 'queued' and {GIVEN_UP})
@@ -154,6 +155,7 @@ async def close_late(
         {
             "grace": timedelta(seconds=grace),
             "lease": timedelta(seconds=lease),
+            "aside": aside.ids(),
             "limit": limit,
         },
     )
@@ -190,7 +192,8 @@ async def close_late(
             raise
         except Exception:
             # One bad row never holds up the others.
-            logger.exception("listener: run=%s cannot be closed (%s); going on", row["id"], reason)
+            pause = aside.put(row["id"])
+            logger.exception("listener: run=%s cannot be closed (%s); set aside for %g s", row["id"], reason, pause)
             continue
         if events is not None:
             closed.append((row["id"], reason, events))

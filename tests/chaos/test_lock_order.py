@@ -14,6 +14,7 @@ from uuid import UUID, uuid4
 import pytest
 
 from chaz import placing, runs, sweeps
+from chaz.aside import Aside
 from chaz.database import Transaction
 from chaz.errors import StaleAttempt
 from chaz.runs import Claim
@@ -101,13 +102,13 @@ async def race(stations: Stations, database: ScratchDatabase, family: Family, or
         stations.end(claims["is late"]),
         stations.close(children["is late"], "running"),
         stations.close(children["is late"], "running"),
-        sweeps.close_late(stations.database, grace=10, lease=15),
+        sweeps.close_late(stations.database, grace=10, lease=15, aside=Aside()),
         stations.try_to_claim(children["is claimed late"], "child"),
         stations.transact(lambda tx: runs.requeue(tx, family.failed)),
         asyncio.to_thread(stations.beat, timedelta(hours=1)),
         listen(stations),
         sweeps.rescue_lost(stations.database),
-        sweeps.close_late(stations.database, grace=10, lease=15),
+        sweeps.close_late(stations.database, grace=10, lease=15, aside=Aside()),
         sweeps.queue_scheduled(stations.database),
     ]
     order.shuffle(works)

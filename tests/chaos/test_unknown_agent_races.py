@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from chaz import sweeps
+from chaz.aside import Aside
 from tests.fixtures.postgres import ScratchDatabase
 from tests.fixtures.races import RACES, at_once
 from tests.fixtures.stations import Stations
@@ -20,7 +21,7 @@ async def waiting(stations: Stations, database: ScratchDatabase, session: str, a
 
 
 async def close_late(stations: Stations) -> int:
-    return len(await sweeps.close_late(stations.database, grace=10, lease=15))
+    return len(await sweeps.close_late(stations.database, grace=10, lease=15, aside=Aside()))
 
 
 async def attached(stations: Stations, agent: str) -> int:

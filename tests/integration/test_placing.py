@@ -182,7 +182,7 @@ async def test_copy_and_bulk_inserts_are_placed(stations: Stations, database: Sc
     while (await stations.place()).more:
         rounds += 1
 
-    assert rounds == 8
+    assert rounds == 16_000 / 500
     assert await contents(stations, "copied") == [str(number) for number in range(100)]
     assert await contents(stations, "bulk") == [str(number) for number in range(16_000)]
     assert await positions_are_gapless(stations) == 16_100

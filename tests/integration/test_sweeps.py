@@ -8,6 +8,7 @@ from uuid import UUID, uuid4
 import pytest
 
 from chaz import sweeps
+from chaz.aside import Aside
 from chaz.runs import CRASH_LIMIT, Claim
 from tests.fixtures.postgres import ScratchDatabase
 from tests.fixtures.stations import Stations, a_call
@@ -22,7 +23,7 @@ async def close_late(stations: Stations, grace: float = 10, lease: float = 15) -
     """What a listener ends, if its one look at all kinds of work tells it to."""
     if not (await sweeps.due(stations.database)).late:
         return []
-    closed = await sweeps.close_late(stations.database, grace=grace, lease=lease)
+    closed = await sweeps.close_late(stations.database, grace=grace, lease=lease, aside=Aside())
     return [(run, reason) for run, reason, _ in closed]
 
 

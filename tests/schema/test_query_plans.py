@@ -12,6 +12,7 @@ from uuid import UUID, uuid4
 import pytest
 
 from chaz import runs, sessionlog, sweeps
+from chaz.aside import Aside
 from chaz.completion import end_run
 from chaz.database import Database, Transaction
 from chaz.entries import session_id
@@ -195,5 +196,5 @@ async def test_asking_for_a_run(explaining: ExplainingDatabase, stations: Statio
 
 async def test_sweeping(explaining: ExplainingDatabase) -> None:
     await explaining.plans_of(sweeps.rescue_lost)
-    plans = await explaining.plans_of(lambda database: sweeps.close_late(database, grace=10, lease=15))
+    plans = await explaining.plans_of(lambda database: sweeps.close_late(database, grace=10, lease=15, aside=Aside()))
     assert "runs_deadline" in plans
