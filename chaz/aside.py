@@ -15,10 +15,10 @@ class Aside:
     def __init__(self) -> None:
         self._until: dict[UUID | str, tuple[float, float]] = {}
 
-    def put(self, what: UUID | str) -> float:
-        """Set it aside, and say for how long."""
+    def put(self, what: UUID | str, *, longest: float = LONGEST_PAUSE) -> float:
+        """Set it aside, and say for how long: ``longest`` at most."""
         _, pause = self._until.get(what, (0.0, FIRST_PAUSE / 2))
-        pause = min(pause * 2, LONGEST_PAUSE)
+        pause = min(pause * 2, longest)
         self._until[what] = (time.monotonic() + pause, pause)
         return pause
 

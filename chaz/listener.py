@@ -14,6 +14,7 @@ import socket
 import time
 from collections.abc import Awaitable, Callable
 from datetime import timedelta
+from functools import partial
 from uuid import UUID, uuid4
 
 from chaz import sweeps
@@ -22,6 +23,7 @@ from chaz.audit import trail
 from chaz.audit.publisher import AuditPublisher
 from chaz.channels import BELL
 from chaz.database import RETRIED, Database, Subscription, Transaction
+from chaz.ear import Ear
 from chaz.errors import ChazError, DatabaseUnavailable
 from chaz.placing import Placed, place
 from chaz.runs import Publication, publishable
@@ -46,12 +48,10 @@ class Listener:
         self._database = database
         self._publish = publish
         self._audit = audit
-        self._subscription = Subscription(
+        subscription = Subscription(
             settings.listen_url or settings.database_url, [BELL], silence=settings.database_silence
         )
-        self._listening: asyncio.Task[None] | None = None
-        self._tried_to_listen = asyncio.Event()
-        self._heard_anew = False
+        self._ear = Ear(subscription, pause=min(settings.sweep, settings.long_poll), changed=self._sweep_at_once)
         self._stopping = asyncio.Event()
         self._last_contact = time.monotonic()
         self._out_of_contact = False
@@ -74,16 +74,10 @@ class Listener:
         stopped = asyncio.create_task(self._stopping.wait())
         failures = 0
         rung = False
-        self._see_to_the_bell()
-        await asyncio.wait(
-            {stopped, tried := asyncio.create_task(self._tried_to_listen.wait())},
-            return_when=asyncio.FIRST_COMPLETED,
-        )
-        tried.cancel()
+        await self._ear.open(stopped)
         try:
             while not self._stopping.is_set():
                 try:
-                    self._see_to_the_bell()
                     if on_ready is not None:
                         on_ready()
                         on_ready = None
@@ -101,69 +95,16 @@ class Listener:
                     await self._pause(stopped, min(0.1 * 2**failures, self._settings.sweep))
         finally:
             stopped.cancel()
-            if self._listening is not None:
-                self._listening.cancel()
             with contextlib.suppress(ChazError):
                 await self._say_awake(timedelta(0))
                 await self._report("stopped")
-            await self._subscription.close()
-
-    def _see_to_the_bell(self) -> None:
-        """Listen again, beside the rounds: to connect may take long, and rounds need no bell."""
-        if not self._subscription.connected and (self._listening is None or self._listening.done()):
-            self._listening = asyncio.create_task(self._listen_until_it_succeeds())
-
-    async def _listen_until_it_succeeds(self) -> None:
-        while True:
-            try:
-                await self._listen()
-            except Exception as error:
-                expected = isinstance(error, ChazError | OSError)
-                logger.warning("listener: cannot listen (%s); polling until it can", error, exc_info=not expected)
-                self._tried_to_listen.set()
-                self._next_sweep = 0.0
-                await asyncio.sleep(min(self._settings.sweep, self._settings.long_poll))
-            else:
-                # What was committed before the LISTEN is found by a round after it.
-                self._heard_anew = True
-                self._next_sweep = 0.0
-                self._tried_to_listen.set()
-                return
-
-    async def _listen(self) -> None:
-        await self._subscription.connect()
-        logger.info("listener: listening at %s", self._subscription.address)
-
-    @property
-    def _hears(self) -> bool:
-        return self._subscription.connected and self._listening is not None and self._listening.done()
+            await self._ear.close()
 
     async def _sleep(self, stopped: asyncio.Task[bool]) -> bool:
-        """Wait for the bell, at most a long poll; whether to look at once."""
-        if self._heard_anew:
-            self._heard_anew = False
-            return True
-        waiting: asyncio.Task[object]
-        if self._hears:
-            waiting = asyncio.create_task(self._subscription.wait(self._settings.long_poll))
-        else:
-            assert self._listening is not None
-            waiting = asyncio.create_task(asyncio.wait({self._listening}, timeout=self._settings.long_poll))
-        await asyncio.wait({waiting, stopped}, return_when=asyncio.FIRST_COMPLETED)
-        if not waiting.done():
-            waiting.cancel()
-        try:
-            return bool(await waiting)
-        except asyncio.CancelledError:
-            return False
-        except DatabaseUnavailable as error:
-            await self._deafened(error)
-            return True
+        return await self._ear.wait(stopped, self._settings.long_poll)
 
-    async def _deafened(self, error: DatabaseUnavailable) -> None:
-        logger.warning("listener: no longer listening (%s)", error)
-        await self._subscription.close()
-        self._see_to_the_bell()
+    def _sweep_at_once(self) -> None:
+        self._next_sweep = 0.0
 
     def _in_contact(self) -> None:
         """Remember when PostgreSQL was last reached, and since when without an outage that leases do not outlast."""
@@ -180,7 +121,7 @@ class Listener:
     async def _work_until_asleep(self, *, rung: bool = False) -> None:
         """Work while there is work, then prove that nobody relies on this listener's being awake."""
         # Most often somebody rang for just this; the clock's work comes with the next round.
-        found = await self._place_and_publish() if rung else False
+        found = await self._attempt("placing and publishing", self._place_and_publish) if rung else False
         pause = self._settings.short_poll
         while not self._stopping.is_set():
             if found:
@@ -279,7 +220,8 @@ class Listener:
         except (DatabaseUnavailable, *RETRIED):
             raise
         except Exception:
-            logger.exception("listener: %s failed; set aside for %g s", what, self._aside.put(what))
+            pause = self._aside.put(what, longest=self._settings.sweep)
+            logger.exception("listener: %s failed; set aside for %g s", what, pause)
             return False
         self._aside.forget(what)
         return found
@@ -287,18 +229,11 @@ class Listener:
     async def _queue_scheduled(self) -> bool:
         return await sweeps.queue_scheduled(self._database) > 0
 
-    async def _place_and_publish(self, only: UUID | None = None) -> bool:
+    async def _place_and_publish(self) -> bool:
         """Place what is unplaced and publish what is due, in one transaction; whether there was anything."""
 
         async def work(tx: Transaction) -> tuple[Placed, list[Publication]]:
-            placed = await place(
-                tx,
-                default_agent=self._settings.default_agent,
-                first_wait=self._settings.sweep,
-                only=only,
-                without=[] if only else self._aside.ids(),
-            )
-            return placed, placed.publications + await publishable(tx, first_wait=self._settings.sweep)
+            return await self._place(tx), await self._due_publications(tx)
 
         try:
             placed, publications = await self._database.transact(work)
@@ -306,42 +241,50 @@ class Listener:
             raise
         except Exception:
             # A row that cannot be written, or one that somebody holds.
-            if only is not None:
-                raise
-            return await self._place_one_by_one()
-        if publications:
-            await self._publish_now(publications)
+            return await self._place_and_publish_apart()
+        await self._publish_now(placed.publications + publications)
         return bool(placed.entries or publications)
 
-    async def _place_one_by_one(self) -> bool:
-        """A session's entries cannot be placed: place the others', and set it aside."""
+    async def _place_and_publish_apart(self) -> bool:
+        """A session's entries cannot be placed, or a run not published: do the others, and set the session aside."""
         found = False
         for row in await self._database.fetch("select distinct session_id from chaz.entries where position is null"):
             session = row["session_id"]
             if session in self._aside:
                 continue
             try:
-                found |= await self._place_and_publish(only=session)
+                placed = await self._database.transact(partial(self._place, only=session))
             except DatabaseUnavailable:
                 raise
             except RETRIED as error:
                 logger.warning("listener: session %s cannot be placed now (%s); going on", session, error)
-            except Exception as error:
+            except Exception:
                 pause = self._aside.put(session)
-                logger.warning(
-                    "listener: session %s cannot be placed (%s); set aside for %g s",
-                    session,
-                    error,
-                    pause,
-                    exc_info=True,
-                )
+                logger.exception("listener: session %s cannot be placed; set aside for %g s", session, pause)
             else:
                 self._aside.forget(session)
-        return found
+                await self._publish_now(placed.publications)
+                found |= placed.entries > 0
+        publications = await self._database.transact(self._due_publications)
+        await self._publish_now(publications)
+        return found or bool(publications)
+
+    async def _place(self, tx: Transaction, only: UUID | None = None) -> Placed:
+        return await place(
+            tx,
+            default_agent=self._settings.default_agent,
+            first_wait=self._settings.sweep,
+            only=only,
+            without=[] if only else self._aside.ids(),
+        )
+
+    async def _due_publications(self, tx: Transaction) -> list[Publication]:
+        return await publishable(tx, first_wait=self._settings.sweep)
 
     async def _publish_now(self, publications: list[Publication]) -> None:
         """The rows are committed: what is lost from here on is published by a later round."""
-        self._publish(publications)
+        if publications:
+            self._publish(publications)
 
     async def _rescue(self) -> bool:
         rescued = await sweeps.rescue_lost(self._database)
@@ -370,12 +313,8 @@ class Listener:
 
     async def _sweep(self) -> None:
         """What is due by the clock only: the connection's probe, this listener's health."""
-        if self._hears:
-            try:
-                await self._subscription.probe()
-            except DatabaseUnavailable as error:
-                await self._deafened(error)
-        await self._report("listening" if self._hears else "polling")
+        await self._ear.probe()
+        await self._report("listening" if self._ear.hears else "polling")
         await sweeps.forget_processes(self._database)
         self._next_sweep = time.monotonic() + self._settings.sweep
 

@@ -26,9 +26,9 @@ class Smooth(Watched):
 
     stumbles = 0
 
-    async def _place_one_by_one(self) -> bool:
+    async def _place_and_publish_apart(self) -> bool:
         self.stumbles += 1
-        return await super()._place_one_by_one()
+        return await super()._place_and_publish_apart()
 
 
 def insert(database: ScratchDatabase, race: int) -> None:
