@@ -187,6 +187,7 @@ class Database:
                 raise DatabaseTooOld(self.address, self.server_version // 10_000, OLDEST_SERVER)
             pool = AsyncConnectionPool[Transaction](
                 self._url,
+                name=self._name,
                 connection_class=Connection,
                 kwargs={"row_factory": dict_row, **connection_options(self._name, self._silence)},
                 configure=self._configure,

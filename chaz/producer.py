@@ -203,6 +203,8 @@ class Session:
 
 
 _making = threading.Lock()
+_inherited: list[AsyncChaz] = []
+"""What a fork brought along: kept, because tasks of a loop that does not run here complain when they are collected."""
 
 
 def _renew_lock() -> None:
@@ -239,6 +241,8 @@ class Chaz:
             with _making:
                 made = self._made
                 if made is None or made[0] != os.getpid():
+                    if made is not None:
+                        _inherited.append(made[1])
 
                     async def make() -> AsyncChaz:
                         return AsyncChaz(settings=self.settings)
