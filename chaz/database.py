@@ -221,7 +221,10 @@ class Database:
         """Ask a connection that was idle for a while whether it still lives: after a restart it does not."""
         now = time.monotonic()
         if now - self._used.get(connection, 0.0) > IDLE_FOR:
-            await AsyncConnectionPool.check_connection(cast("AsyncConnection[Any]", connection))
+            # Not the pool's own check: cancelled in it, a connection goes back to the pool in autocommit mode, and
+            # what should have been one transaction is then as many as it has statements.
+            await connection.execute("select 1")
+            await connection.rollback()
         self._used[connection] = now
 
     @asynccontextmanager
