@@ -100,13 +100,20 @@ def check(settings: Settings) -> None:
 
 
 def declare(settings: Settings, queues: Iterable[Queue]) -> None:
-    """Declare queues. Raises ConfigurationError for one that is there and was declared in another way."""
-    with connect(settings) as connection:
-        for queue in queues:
-            try:
-                queue(connection.default_channel).declare()
-            except connection.channel_errors as error:
-                raise ConfigurationError(f"the broker refuses the queue {queue.name}: {error}") from error
+    """Declare queues. Raises ConfigurationError for one that is there and was declared in another way.
+
+    Raises BrokerUnavailable for a broker that is lost meanwhile.
+    """
+    connection = connect(settings)
+    try:
+        with connection:
+            for queue in queues:
+                try:
+                    queue(connection.default_channel).declare()
+                except connection.channel_errors as error:
+                    raise ConfigurationError(f"the broker refuses the queue {queue.name}: {error}") from error
+    except connection.connection_errors as error:
+        raise BrokerUnavailable(without_secrets(settings.broker_url), " ".join(str(error).split())) from error
 
 
 def queue_length(settings: Settings, queue: Queue) -> int:

@@ -19,7 +19,7 @@ from chaz.celery import app, end_program, settings
 from chaz.channels import ISOLATION, broker_name, task_name
 from chaz.database import Database, Transaction
 from chaz.deliveries import RunDelivery
-from chaz.errors import ChazError, ConfigurationError, DatabaseUnavailable
+from chaz.errors import ChazError, DatabaseUnavailable
 from chaz.runs import register_agents
 from chaz.runtime.agents import Agents, load_agents
 from chaz.runtime.models import resolve_model
@@ -120,12 +120,12 @@ def load(sender: str, conf: Any, **_: object) -> None:
 
 @signals.celeryd_after_setup.connect
 def declare_queues(**_: object) -> None:
-    """Declare what is consumed. A queue that the broker refuses ends the worker; Celery would try it for ever."""
+    """Declare what is consumed. A broker that refuses a queue, for which Celery would try for ever, ends the worker."""
     # The isolation queue besides: Celery binds all queues that it knows, and calls one that is not there critical.
     isolation = run_queue(settings.broker_prefix, ISOLATION)
     try:
         declare(settings, [*app.amqp.queues.consume_from.values(), isolation])
-    except ConfigurationError as error:
+    except ChazError as error:
         end_program(error)
 
 

@@ -9,7 +9,8 @@ import pytest
 from kombu import Connection, Exchange, Queue
 
 from chaz import Chaz
-from chaz.broker import run_queue
+from chaz.broker import declare, run_queue
+from chaz.errors import BrokerUnavailable
 from chaz.testing import eventually
 from tests.fixtures.broker import Broker, both_brokers
 from tests.fixtures.model import answer, call, calls, script
@@ -114,3 +115,15 @@ def test_events_that_a_flush_takes_are_told_again(
     verified = processes.start("verify", [sys.executable, "-m", "chaz", "audit", "verify"])
     assert verified.exit_code() == 0
     assert "4 ended runs told 40 events: 40 are recorded, 0 are missing" in verified.said
+
+
+@both_brokers
+def test_a_broker_that_is_lost_while_queues_are_declared_is_said_to_be_away(
+    broker: Broker, proxy: Callable[..., Proxy]
+) -> None:
+    queue = run_queue(broker.prefix, "solo")
+    between = proxy(broker.url)
+    between.swallow(queue.name, odds=1.0, seed=0)
+    with pytest.raises(BrokerUnavailable, match="is not available"):
+        declare(Broker(between.url, broker.prefix).settings(), [queue])
+    assert between.swallowed
