@@ -1,35 +1,32 @@
-"""The agents of the soak. Their tools leave a row in the table `effects` whenever they really run."""
+"""The agents of the soak. Their tools leave a line in the file `effects` whenever they really run."""
 
 from __future__ import annotations
 
 import asyncio
+import json
 import os
-
-import psycopg
+import time
 
 from chaz import Agent, CallContext, tool
 
 
 def leave(name: str, context: CallContext, *, idempotent: bool) -> None:
-    """Leave the row, on a connection that no chaos cuts."""
-    url = os.environ["CHAZ_DATABASE_URL"]
-    with psycopg.connect(url, autocommit=True, application_name="effect") as connection:
-        connection.execute(
-            "insert into effects (name, key, idempotent, pid) values (%s, %s, %s, %s)",
-            (name, context.idempotency_key, idempotent, os.getpid()),
-        )
+    """Add a line to a file, which no chaos reaches."""
+    effect = [name, context.idempotency_key, idempotent, os.getpid(), time.time()]
+    with open(os.environ["SOAK_EFFECTS"], "a") as file:
+        file.write(json.dumps(effect) + "\n")
 
 
 @tool
 def record_effect(name: str, context: CallContext) -> str:
-    """Leave a row behind, once."""
+    """Leave a line behind, once."""
     leave(name, context, idempotent=False)
     return f"recorded {name}"
 
 
 @tool(idempotent=True)
 def record_again(name: str, context: CallContext) -> str:
-    """Leave a row behind; may be repeated."""
+    """Leave a line behind; may be repeated."""
     leave(name, context, idempotent=True)
     return f"recorded {name}"
 

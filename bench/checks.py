@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import time
+from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any, LiteralString
 
 import psycopg
@@ -31,6 +34,9 @@ FAULTS: dict[str, LiteralString] = {
     "stored turns repeated": """
         select count(*) from chaz.steps s where exists (
             select from chaz.calls c where c.run_id = s.run_id and c.step = s.step and c.started_at < s.created_at)""",
+    "events without a call": """
+        select count(*) from chaz.runs r where event_seq <> (
+            select count(*) + count(result_seq) from chaz.calls c where c.run_id = r.id)""",
     "steps not gapless": """
         select count(*) from chaz.runs r where steps <> (
             select count(*) from chaz.steps s where s.run_id = r.id and s.step < r.steps)""",
@@ -52,6 +58,7 @@ NUMBERS: dict[str, LiteralString] = {
     "superseded": "select count(*) from chaz.runs where state = 'superseded'",
     "attempts above the first": "select coalesce(sum(attempt - 1), 0) from chaz.runs where state <> 'superseded'",
     "calls": "select count(*) from chaz.calls",
+    "calls that failed": "select count(*) from chaz.calls where outcome not in ('ok', 'unknown')",
     "calls that may have run": "select count(*) from chaz.calls where outcome = 'unknown'",
     "idempotent tools repeated": """
         select count(*) from (select key from effects where idempotent group by key having count(*) > 1) x""",
@@ -59,6 +66,10 @@ NUMBERS: dict[str, LiteralString] = {
     "highest crashes": "select coalesce(max(crashes), 0) from chaz.runs",
 }
 
+EFFECTS = """
+    create table effects (name text, key text, idempotent boolean, pid int, at timestamptz);
+    create index on effects (key)
+"""
 UNFINISHED = """
     select (select count(*) from chaz.entries where position is null)
         + (select count(*) from chaz.runs where state in ('pending', 'queued', 'running', 'parked'))
@@ -104,6 +115,14 @@ class Questions:
     def count(self, query: LiteralString) -> int:
         """One number."""
         return int(self.ask(query)[0][0])
+
+    def load_effects(self, file: Path) -> None:
+        """Make a table of the lines that tools left."""
+        self.ask(EFFECTS)
+        assert self._connection is not None
+        with self._connection.cursor() as cursor, cursor.copy("copy effects from stdin") as copy, open(file) as lines:
+            for name, key, idempotent, pid, at in map(json.loads, lines):
+                copy.write_row((name, key, idempotent, pid, datetime.fromtimestamp(at, UTC)))
 
     def unfinished(self) -> list[str]:
         """Some of the runs and entries that are not over, in words."""

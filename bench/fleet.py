@@ -1,145 +1,26 @@
-"""The processes of the soak, as an orchestrator keeps them: what ended is started again after a moment."""
+"""The processes of the soak: the same twice, as on two machines."""
 
 from __future__ import annotations
 
-import contextlib
 import os
-import re
-import signal
-import subprocess
-import sys
 import time
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from bench.services import Services
+from bench.station import Station
+
 ROOT = Path(__file__).parents[1]
-READY = re.compile(rb"\bready\b")
-READY_WITHIN = 60.0
-ENDED_WITHIN = 25.0
-"""Seconds after SIGTERM: the grace, the time to give back, and a good deal for a busy machine."""
 QUICK = ("--without-gossip", "--without-mingle")
 
 
-class Station:
-    """A listener, worker or audit consumer: always the same name, one process after another."""
-
-    def __init__(self, name: str, command: Sequence[str], environment: Mapping[str, str], folder: Path) -> None:
-        self.name = name
-        self.kind = name.rstrip("0123456789")
-        self.state = "down"
-        """``down``, ``starting``, ``ready``, ``frozen`` or ``ending``."""
-        self.until = 0.0
-        """When a process that is down is started, a frozen one thawed, and one that starts or ends given up."""
-        self.problems: list[str] = []
-        self._command = [sys.executable, "-m", "chaz.cli.leashed", *command]
-        self._environment = dict(environment)
-        self._log = folder / f"{name}.log"
-        self._offset = 0
-        self._process: subprocess.Popen[bytes] | None = None
-
-    def start(self) -> None:
-        """Start it now."""
-        with open(self._log, "ab") as log:
-            self._offset = log.tell()
-            # Ends with us: its stdin is a leash. A Ctrl-C in the terminal is for the soak alone.
-            self._process = subprocess.Popen(
-                self._command,
-                stdin=subprocess.PIPE,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                env=self._environment,
-                cwd=self._log.parent,
-                start_new_session=True,
-            )
-        self._goto("starting", READY_WITHIN)
-
-    def kill(self, pause: float) -> None:
-        """Kill it, and start it again after ``pause`` seconds."""
-        if self._process is not None:
-            # With the children of a prefork pool.
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self._process.pid, signal.SIGKILL)
-        self._reap()
-        self._goto("down", pause)
-
-    def freeze(self, seconds: float) -> None:
-        """Stop it for so long, as a machine that swaps or a debugger does."""
-        self._signal(signal.SIGSTOP)
-        self._goto("frozen", seconds)
-
-    def terminate(self) -> None:
-        """Ask it to end."""
-        if self.state == "frozen":
-            self._signal(signal.SIGCONT)
-        self._signal(signal.SIGTERM)
-        self._goto("ending", ENDED_WITHIN)
-
-    def tick(self, *, restart: bool = True) -> None:
-        """Do what is due."""
-        now = time.monotonic()
-        code = None if self._process is None else self._process.poll()
-        if self._process is not None and code is not None:
-            if self.state != "ending":
-                self._complain(f"ended by itself with {code} while {self.state}")
-            elif code != 0:
-                self._complain(f"ended with {code} after SIGTERM")
-            self._reap()
-            self._goto("down", 0.5)
-        elif self.state == "down" and restart and now >= self.until:
-            self.start()
-        elif self.state == "starting" and READY.search(self._said()):
-            self._goto("ready", 0)
-        elif self.state == "frozen" and now >= self.until:
-            self._signal(signal.SIGCONT)
-            self._goto("ready", 0)
-        elif self.state in ("starting", "ending") and now >= self.until:
-            self._complain(f"was still {self.state} after the time for it")
-            self.kill(0.5)
-
-    def end(self) -> None:
-        """End it by any means."""
-        if self._process is not None:
-            self.kill(0)
-
-    def tail(self, lines: int = 2) -> str:
-        """The end of its log."""
-        return "\n".join(self._log.read_text(errors="replace").splitlines()[-lines:]) if self._log.exists() else ""
-
-    def _goto(self, state: str, seconds: float) -> None:
-        self.state = state
-        self.until = time.monotonic() + seconds
-
-    def _complain(self, what: str) -> None:
-        self.problems.append(f"{self.name} {what}:\n{self.tail()}")
-
-    def _said(self) -> bytes:
-        with open(self._log, "rb") as log:
-            log.seek(self._offset)
-            return log.read()
-
-    def _signal(self, number: signal.Signals) -> None:
-        if self._process is not None:
-            with contextlib.suppress(ProcessLookupError):
-                self._process.send_signal(number)
-
-    def _reap(self) -> None:
-        if self._process is None:
-            return
-        self._process.wait()
-        assert self._process.stdin is not None
-        with contextlib.suppress(OSError):
-            self._process.stdin.close()
-        self._process = None
-
-
 class Fleet:
-    """Two of each. :meth:`tick` is called all the time, by one thread."""
+    """One of each on each of two machines. :meth:`tick` is called all the time, by one thread."""
 
-    def __init__(self, database_url: str, broker_url: str, folder: Path, *, isolation: bool) -> None:
+    def __init__(self, services: Services, folder: Path, *, isolation: bool) -> None:
         clean = {key: value for key, value in os.environ.items() if not key.startswith("CHAZ_")}
         environment = clean | {
-            "CHAZ_DATABASE_URL": database_url,
-            "CHAZ_BROKER_URL": broker_url,
+            "CHAZ_BROKER_URL": services.to_broker.url,
+            "CHAZ_BROKER_PREFIX": services.settings.broker_prefix,
             "CHAZ_AGENTS": "bench.agents",
             "CHAZ_LEASE": "2",
             "CHAZ_BEAT": "0.5",
@@ -147,22 +28,29 @@ class Fleet:
             "CHAZ_SHUTDOWN_GRACE": "2",
             "PYTHONPATH": str(ROOT),
             "PYTHONUNBUFFERED": "1",
+            "SOAK_EFFECTS": str(folder / "effects"),
         }
-        commands = {"listener": ["chaz", "listener"], "audit": ["chaz", "audit"]}
+        first = environment | {"CHAZ_DATABASE_URL": services.database_url}
+        second = environment | {"CHAZ_DATABASE_URL": services.to_postgres.url}
         self.stations: list[Station] = []
-        for n in (1, 2):
+        for n, machine in ((1, first), (2, second)):
             worker = ["celery", "-A", "chaz", "worker", "-l", "INFO", "-n", f"worker{n}@%h", *QUICK]
-            for kind, command in {**commands, "worker": worker}.items():
-                self.stations.append(Station(f"{kind}{n}", command, environment, folder))
-
+            commands = {"listener": ["chaz", "listener"], "audit": ["chaz", "audit"], "worker": worker}
+            for kind, command in commands.items():
+                self.stations.append(Station(f"{kind}{n}", command, machine, folder))
         if isolation:
             command = ["chaz", "worker", "--isolation", "--name", "isolation1@%h"]
-            self.stations.append(Station("isolation1", command, environment, folder))
+            self.stations.append(Station("isolation1", command, first, folder))
 
     @property
     def problems(self) -> list[str]:
         """What processes did that nobody asked for."""
         return [problem for station in self.stations for problem in station.problems]
+
+    @property
+    def refused(self) -> int:
+        """Starts that failed because a service was away."""
+        return sum(station.refused for station in self.stations)
 
     def tick(self) -> None:
         """Do what is due for each."""
