@@ -16,7 +16,7 @@ from chaz.broker import audit_queue, connect, forgets_bindings, run_queue
 from chaz.channels import ISOLATION
 from chaz.embedded import EmbeddedServices, start_services
 from chaz.settings import Settings
-from tests.fixtures.broker import AGENTS, Broker, delete_everything  # pyright: ignore[reportPrivateUsage]
+from tests.fixtures.broker import AGENTS, Broker, delete_everything
 from tests.fixtures.proxy import Proxy
 
 OURS: LiteralString = "from pg_stat_activity where datname = current_database() and application_name like 'chaz-%'"
