@@ -12,24 +12,19 @@ from datetime import timedelta
 from typing import Any
 from uuid import UUID
 
-from chaz import sessionlog
+from chaz import budgets, sessionlog
 from chaz.channels import DONE
 from chaz.database import Row, Transaction
 from chaz.deliveries import AuditEvent, event_body
 from chaz.entries import safe_text
 from chaz.errors import StaleAttempt
 from chaz.journal import close_call
+from chaz.lineage import answer_of
 from chaz.outcomes import CallOutcome, RunOutcome, RunState
 from chaz.runs import Claim
 
 AUDIT_GRACE = timedelta(seconds=5)
 """How long after a run's end its events may be on their way; then what is missing is sent again."""
-
-# What the parent's model is told of a child that did not succeed.
-_TOLD: dict[str, str] = {
-    "failed": "agent {agent} failed ({reason}): {text}",
-    "cancelled": "agent {agent} was cancelled ({reason}): {text}",
-}
 
 
 async def end_run(tx: Transaction, claim: Claim, outcome: RunOutcome) -> list[AuditEvent]:
@@ -92,7 +87,8 @@ async def _end(
     )
     await _append_closing_entry(tx, run, outcome, text)
     await _queue_next(tx, run)
-    await _answer_parents(tx, run, _told(run, outcome, text))
+    await answer_parents(tx, run_id, answer_of(run["agent"], outcome))
+    await budgets.release(tx, run_id)
     await tx.execute(
         """
         select pg_notify(%(channel)s, id::text) from chaz.runs where (id = %(run)s or superseded_by = %(run)s)
@@ -202,14 +198,7 @@ async def _queue_next(tx: Transaction, run: Row) -> None:
     )
 
 
-def _told(run: Row, outcome: RunOutcome, text: str) -> CallOutcome:
-    if outcome.state == "succeeded":
-        return CallOutcome(kind="ok", content=text)
-    told = _TOLD[outcome.state].format(agent=run["agent"], reason=outcome.reason, text=text)
-    return CallOutcome(kind="error", content=told)
-
-
-async def _answer_parents(tx: Transaction, run: Row, answer: CallOutcome) -> None:
+async def answer_parents(tx: Transaction, run_id: UUID, answer: CallOutcome) -> None:
     """Answer the waits for this run, and queue each parked run whose last open wait this was.
 
     The waiting run's row is locked first, as its own decision to park does, so that the two cannot miss each other.
@@ -221,7 +210,7 @@ async def _answer_parents(tx: Transaction, run: Row, answer: CallOutcome) -> Non
                 select run_id from chaz.waits where child_run_id = %(run)s and answer is null)
             order by id for update
             """,
-            {"run": run["id"]},
+            {"run": run_id},
         )
     ).fetchall()
     if not waiting:
@@ -231,7 +220,7 @@ async def _answer_parents(tx: Transaction, run: Row, answer: CallOutcome) -> Non
         update chaz.waits set answer = %(answer)s::json, answered_at = clock_timestamp()
         where child_run_id = %(run)s and answer is null
         """,
-        {"run": run["id"], "answer": json.dumps(answer.model_dump(mode="json"))},
+        {"run": run_id, "answer": json.dumps(answer.model_dump(mode="json"))},
     )
     await tx.execute(
         """

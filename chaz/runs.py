@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import datetime, timedelta
 from typing import Literal, LiteralString
 from uuid import UUID
 
+from chaz import budgets
+from chaz.budgets import LIMITED
 from chaz.channels import ISOLATION
 from chaz.database import Database, Row, Transaction
 from chaz.deliveries import RunDelivery
@@ -52,8 +54,12 @@ class Claim(Attempt):
     parent_run_id: UUID | None
     root_run_id: UUID
     depth: int
-    scope: list[str] | None
+    depth_left: int | None
+    scope: list[list[str]] | None
+    model: str | None
     max_steps: int | None
+    limited: bool
+    """Whether its tree has a budget."""
     seconds_left: float
     """To the deadline, by the database's clock, at the moment of the claim."""
 
@@ -148,7 +154,8 @@ async def claim(tx: Transaction, run_id: UUID, *, agent: str, worker_id: UUID, c
             moved as (
                 update chaz.heads set next_position = next_position + 1
                 where session_id = (select session_id from claimed))
-            select *, extract(epoch from deadline - clock_timestamp())::float8 as seconds_left from claimed
+            select *, {LIMITED} as limited, extract(epoch from deadline - clock_timestamp())::float8 as seconds_left
+            from claimed r
             """,
             {"run": run_id, "agent": agent, "worker": worker_id, "claim": claim_id},
         )
@@ -173,9 +180,9 @@ async def claim(tx: Transaction, run_id: UUID, *, agent: str, worker_id: UUID, c
 
 async def _claimed_before(tx: Transaction, run_id: UUID, claim_id: UUID) -> Row | None:
     cursor = await tx.execute(
-        """
-        select *, extract(epoch from deadline - clock_timestamp())::float8 as seconds_left
-        from chaz.runs where id = %(run)s and claim = %(claim)s
+        f"""
+        select *, {LIMITED} as limited, extract(epoch from deadline - clock_timestamp())::float8 as seconds_left
+        from chaz.runs r where id = %(run)s and claim = %(claim)s
         """,
         {"run": run_id, "claim": claim_id},
     )
@@ -260,6 +267,7 @@ async def give_back(
 ) -> None:
     """Queue the run again for any worker, not before ``wait`` seconds from now; ``cleared`` of its suspicion, if so."""
     await fence(tx, attempt)
+    await budgets.release(tx, attempt.run_id)
     await tx.execute(
         """
         update chaz.runs set state = 'queued', worker_id = null, claim = null, waits_for = %(reason)s,
@@ -304,10 +312,12 @@ async def requeue(tx: Transaction, run_id: UUID) -> UUID:
             """
             with made as (
                 insert into chaz.runs (id, tenant, session_id, agent, state, cause, trigger_position, retry_of,
-                    priority, parent_run_id, root_run_id, depth, scope, max_steps, suspect, deadline, queued_at)
+                    priority, parent_run_id, root_run_id, depth, depth_left, scope, model, max_steps, suspect,
+                    deadline, queued_at)
                 select chaz.new_id(), r.tenant, r.session_id, r.agent,
                     case when h.active_run is null then 'queued' else 'pending' end, 'requeue', r.trigger_position,
-                    r.id, r.priority, r.parent_run_id, r.root_run_id, r.depth, r.scope, r.max_steps, r.suspect,
+                    r.id, r.priority, r.parent_run_id, r.root_run_id, r.depth, r.depth_left, r.scope, r.model,
+                    r.max_steps, r.suspect,
                     clock_timestamp() + coalesce(a.timeout, %(timeout)s),
                     case when h.active_run is null then clock_timestamp() end
                 from chaz.runs r join chaz.heads h using (session_id) left join chaz.agents a on a.name = r.agent
@@ -340,23 +350,36 @@ async def ring_again(tx: Transaction, run_id: UUID, *, wait: float = 0) -> None:
     )
 
 
-async def register_agents(tx: Transaction, agents: Sequence[tuple[str, str, str, int, timedelta]]) -> None:
-    """Say that this process serves these agents: name, queue, version of the definition, steps, time."""
-    for name, queue, version, max_steps, timeout in sorted(agents):
+@dataclass(frozen=True)
+class Served:
+    """An agent as its workers say it is."""
+
+    name: str
+    queue: str
+    version: str
+    max_steps: int
+    timeout: timedelta
+    tools: Sequence[str] | None = None
+    """The names of all its tools; None, as of ``models``: not said, and nothing is checked against it."""
+    models: Sequence[str] | None = None
+    """Globs of the models that it may be run with."""
+
+
+async def register_agents(tx: Transaction, agents: Sequence[Served]) -> None:
+    """Say that this process serves these agents."""
+    for agent in sorted(agents, key=lambda agent: agent.name):
+        facts = asdict(agent)
+        # psycopg makes arrays of lists only.
+        facts |= {name: list(facts[name]) for name in ("tools", "models") if facts[name] is not None}
         await tx.execute(
             """
-            insert into chaz.agents (name, queue, version, max_steps, timeout)
-            values (%(name)s, %(queue)s, %(version)s, %(max_steps)s, %(timeout)s)
+            insert into chaz.agents (name, queue, version, max_steps, timeout, tools, models)
+            values (%(name)s, %(queue)s, %(version)s, %(max_steps)s, %(timeout)s, %(tools)s::text[], %(models)s::text[])
             on conflict (name) do update set queue = excluded.queue, version = excluded.version,
-                max_steps = excluded.max_steps, timeout = excluded.timeout, seen_at = clock_timestamp()
+                max_steps = excluded.max_steps, timeout = excluded.timeout, tools = excluded.tools,
+                models = excluded.models, seen_at = clock_timestamp()
             """,
-            {
-                "name": name,
-                "queue": queue,
-                "version": version,
-                "max_steps": max_steps,
-                "timeout": timeout,
-            },
+            facts,
         )
 
 

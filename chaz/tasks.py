@@ -20,7 +20,7 @@ from chaz.channels import ISOLATION, broker_name, task_name
 from chaz.database import Database, Transaction
 from chaz.deliveries import RunDelivery
 from chaz.errors import ChazError, DatabaseUnavailable
-from chaz.runs import register_agents
+from chaz.runs import Served, register_agents
 from chaz.runtime.agents import Agents, load_agents
 from chaz.runtime.models import resolve_model
 from chaz.schema import require_current
@@ -138,7 +138,15 @@ async def _register(url: str, agents: Agents) -> None:
             await register_agents(
                 tx,
                 [
-                    (agent.name, agent.queue, agent.version, agent.max_steps, timedelta(seconds=agent.timeout))
+                    Served(
+                        name=agent.name,
+                        queue=agent.queue,
+                        version=agent.version,
+                        max_steps=agent.max_steps,
+                        timeout=timedelta(seconds=agent.timeout),
+                        tools=agent.tool_names,
+                        models=[agent.model, *agent.models],
+                    )
                     for agent in agents.values()
                 ],
             )

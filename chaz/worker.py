@@ -20,7 +20,8 @@ from psycopg.rows import DictRow
 from chaz import completion, journal, runs, sessionlog, workers
 from chaz.audit.publisher import AuditPublisher
 from chaz.database import CONNECT_TIMEOUT, Database, Transaction, connect_blocking
-from chaz.errors import ChazError, DatabaseUnavailable, ModelError, StaleAttempt
+from chaz.entries import Budget
+from chaz.errors import ChazError, ConfigurationError, DatabaseUnavailable, ModelError, StaleAttempt
 from chaz.loops import LoopThread, loop_thread
 from chaz.outcomes import RunOutcome
 from chaz.runjournal import RunJournal
@@ -254,13 +255,16 @@ class WorkerProcess:
     async def _run(self, agent: Agent, claim: Claim) -> LetGo | None:
         deadline = asyncio.timeout(max(0.0, claim.seconds_left))
         try:
+            if claim.model is not None and not agent.may_run_with(claim.model):
+                raise ModelError(claim.model, f"{agent.name!r} may not be run with it")
             async with deadline:
                 came_to = await self._run_until_it_leaves(agent, claim)
         except TimeoutError:
             if not deadline.expired():
                 raise
             came_to = Failed("deadline", "its deadline has passed")
-        except ModelError as error:
+        # A model of another's choosing may need what this machine lacks.
+        except (ModelError, ConfigurationError) as error:
             came_to = Failed("model", str(error))
         except (StaleAttempt, DatabaseUnavailable):
             raise
@@ -286,7 +290,9 @@ class WorkerProcess:
         return None
 
     async def _run_until_it_leaves(self, agent: Agent, claim: Claim) -> engine.CameTo:
-        run_journal = RunJournal(self._database, claim, agent.version, self._audit.tell, self.wait_for_lease)
+        run_journal = RunJournal(
+            self._database, claim, agent.version, agent.budget, self._audit.tell, self.wait_for_lease
+        )
         replay = claim.attempt > 1
         while True:
             came_to = await engine.run(await self._rebuild(agent, claim, run_journal, replay=replay))
@@ -319,16 +325,22 @@ class WorkerProcess:
             return history, *await journal.load(tx, claim.run_id)
 
         history, steps, calls = await surely(self._database, claim.run_id, read)
+        # What the rows say can take away from what the agent's definition gives, and add nothing to it.
+        model_name = agent.model if claim.model is None else claim.model
+        is_root = claim.run_id == claim.root_run_id
         return RunContext(
             run_id=claim.run_id,
             session_id=claim.session_id,
-            depth=claim.depth,
             agent=agent,
-            model=self._model(agent.model),
+            model=self._model(model_name),
+            model_name=model_name,
             journal=run_journal,
             threads=self._threads,
             history=history,
-            max_steps=claim.max_steps or agent.max_steps,
+            max_steps=min(claim.max_steps or agent.max_steps, agent.max_steps),
+            depth_left=agent.max_depth if claim.depth_left is None else min(claim.depth_left, agent.max_depth),
+            scope=claim.scope or (),
+            limited=claim.limited or (is_root and agent.budget != Budget()),
             steps={stored.step: stored.turn for stored in steps},
             calls={(call.step, call.ordinal): Record(call.outcome, call.answer, call.waiting) for call in calls},
             stopping=self._give_back_at,

@@ -157,8 +157,12 @@ create table chaz.sessions (
     parent_run_id uuid,
     root_run_id   uuid,
     depth         integer     not null default 0,
-    scope         jsonb,       -- the tools that its runs may use, as globs; null: all that the agent has
-    deadline      timestamptz, -- no run in it may last longer
+    -- what a child's session hands on to every run in it; null: as the agent says
+    depth_left    integer,     -- how many levels deep they may spawn
+    scope         jsonb,       -- the tools that they may use: lists of globs, each of which has to match
+    model         text,
+    max_steps     integer,
+    deadline      timestamptz, -- none may last longer
     on_message    text        not null default 'coalesce',
     created_at    timestamptz not null default clock_timestamp(),
     constraint sessions_name unique (tenant, name),
@@ -187,6 +191,9 @@ create table chaz.agents (
     version   text        not null,
     max_steps integer     not null,
     timeout   interval    not null,
+    -- what a spawn is checked against; null: a version that does not say
+    tools     text[],
+    models    text[],
     seen_at   timestamptz not null default clock_timestamp()
 );
 
@@ -237,9 +244,11 @@ create table chaz.runs (
     parent_run_id    uuid,
     root_run_id      uuid        not null,
     depth            integer     not null default 0,
+    -- limits; null: as the agent says
+    depth_left       integer,
     scope            jsonb,
-    -- limits
-    max_steps        integer,              -- null: as the agent says
+    model            text,
+    max_steps        integer,
     not_before       timestamptz,
     expires_at       timestamptz,          -- not started by then: failed
     deadline         timestamptz not null, -- not ended by then: failed
@@ -262,6 +271,11 @@ create table chaz.runs (
     -- what it came to
     steps            integer     not null default 0,
     usage            jsonb       not null default '{}',
+    cost             numeric     not null default 0,
+    -- what it holds of its tree's budget, for the step that it is about to take
+    reserved_step    integer,
+    reserved_tokens  bigint      not null default 0,
+    reserved_cost    numeric     not null default 0,
     waits_for        text,
     result           text,
     reason           text,
@@ -295,14 +309,18 @@ create constraint trigger runs_ring_insert after insert on chaz.runs deferrable 
 create constraint trigger runs_ring_update after update of state on chaz.runs deferrable initially deferred
     for each row when (new.state = 'queued' and old.state <> 'queued') execute function chaz.ring();
 
+-- What is used is counted with each stored step; what is reserved is held by runs (runs.reserved_*) that take one.
 create table chaz.tree_budgets (
-    root_run_id uuid    not null constraint tree_budgets_pkey primary key,
-    max_steps   integer,
-    steps       integer not null default 0,
-    max_tokens  bigint,
-    tokens      bigint  not null default 0,
-    max_cost    numeric,
-    cost        numeric not null default 0
+    root_run_id     uuid    not null constraint tree_budgets_pkey primary key,
+    max_steps       integer,
+    steps           integer not null default 0,
+    reserved_steps  integer not null default 0,
+    max_tokens      bigint,
+    tokens          bigint  not null default 0,
+    reserved_tokens bigint  not null default 0,
+    max_cost        numeric,
+    cost            numeric not null default 0,
+    reserved_cost   numeric not null default 0
 ) with (fillfactor = 70);
 
 
@@ -329,6 +347,7 @@ create table chaz.calls (
     state           text        not null default 'started',
     outcome         text,
     result          text,
+    error           text,
     call_position   bigint      not null,
     call_seq        integer     not null,
     result_position bigint,
@@ -393,6 +412,7 @@ create function chaz.send(
     expires          timestamptz default null,
     timeout          interval    default null,
     priority         integer     default null,
+    budget           jsonb       default null,
     open_session     boolean     default false
 ) returns uuid
 language plpgsql
@@ -404,7 +424,8 @@ as $$
 declare
     session_id uuid;
     options    jsonb := jsonb_strip_nulls(jsonb_build_object(
-        'not_before', not_before, 'expires', expires, 'timeout', extract(epoch from timeout), 'priority', priority));
+        'not_before', not_before, 'expires', expires, 'timeout', extract(epoch from timeout), 'priority', priority,
+        'budget', jsonb_strip_nulls(budget)));
     entry_id   uuid := id;
     found_id   uuid;
     found      chaz.entries;
@@ -435,6 +456,8 @@ begin
         raise exception 'a timeout is more than 0 s and at most ten years, not %', timeout using errcode = 'CZ001';
     elsif priority not between -1000 and 1000 then
         raise exception 'a priority is between -1000 and 1000, not %', priority using errcode = 'CZ001';
+    elsif jsonb_typeof(budget) <> 'object' or budget - array['steps', 'tokens', 'cost'] <> '{}' then
+        raise exception 'a budget is a JSON object of steps, tokens and cost, not %', budget using errcode = 'CZ001';
     elsif id is not null and idempotency_key is not null then
         raise exception 'give an id or an idempotency key, not both' using errcode = 'CZ001';
     end if;

@@ -85,5 +85,5 @@ def test_a_child_that_fails_is_an_error_for_the_parent_s_model(processes: Proces
         told = result.get(timeout=60) or ""
 
     assert "agent child failed (model)" in told
-    assert "the instruction is empty" in told
+    assert "bad_arguments: spawn_agent: instruction: " in told
     assert "you may not spawn 'stranger'" in told
