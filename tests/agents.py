@@ -93,6 +93,6 @@ parent = Agent(
     "parent",
     instructions="Let others work.",
     model="scripted",
-    tools=[word_count, record_effect, "spawn_agent"],
-    may_spawn=["child", "parent", "solo"],
+    tools=[word_count, record_effect, slow, "spawn_agent"],
+    may_spawn=["child", "parent", "solo", "nobody"],
 )
