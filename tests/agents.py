@@ -67,6 +67,12 @@ def kill_again() -> None:
     os._exit(1)
 
 
+@tool(name="web.search")
+def web_search(query: str) -> str:
+    """Search the web, or say so."""
+    return f"found {query}"
+
+
 ODD: dict[str, object] = {
     "nul": "a\0b",
     "lone surrogate": "a\ud800b",
@@ -88,11 +94,13 @@ solo = Agent(
     model="scripted",
     tools=[word_count, record_effect, slow, until_effect, failing, hang, kill_process, kill_again, odd],
 )
-child = Agent("child", instructions="Do as you are told.", model="scripted", tools=[word_count, record_effect, slow])
+child = Agent(
+    "child", instructions="Do as you are told.", model="scripted", tools=[word_count, record_effect, slow, web_search]
+)
 parent = Agent(
     "parent",
     instructions="Let others work.",
     model="scripted",
-    tools=[word_count, record_effect, slow, "spawn_agent"],
+    tools=[word_count, record_effect, slow, web_search, "spawn_agent"],
     may_spawn=["child", "parent", "solo", "nobody"],
 )

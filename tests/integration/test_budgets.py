@@ -10,22 +10,12 @@ from typing import Any
 import pytest
 
 from chaz import Budget, Chaz, journal, sweeps
-from chaz.outcomes import Room, Turn, Usage
+from chaz.outcomes import Turn, Usage
 from chaz.runs import Claim
 from tests.fixtures.postgres import ScratchDatabase
 from tests.fixtures.stations import Stations, a_call
 
 pytestmark = pytest.mark.anyio
-
-NONE = Budget()
-
-
-async def reserve(
-    stations: Stations, claim: Claim, *, step: int = 0, tokens: int = 10, cost: str = "0", budget: Budget = NONE
-) -> Room:
-    return await stations.transact(
-        lambda tx: journal.reserve(tx, claim, step=step, tokens=tokens, cost=Decimal(cost), budget=budget)
-    )
 
 
 async def settle(stations: Stations, claim: Claim, *, step: int = 0, tokens: int = 1, cost: str = "0") -> None:
@@ -62,7 +52,7 @@ async def root(stations: Stations, budget: Budget, children: int = 0) -> tuple[C
 async def test_a_step_is_held_then_settled(stations: Stations) -> None:
     claim, _ = await root(stations, Budget(steps=5, tokens=100, cost=1.0))
     assert claim.limited
-    assert await reserve(stations, claim, tokens=30, cost="0.2") == "free"
+    assert await stations.reserve(claim, tokens=30, cost="0.2") == "free"
     assert (await tree(stations, "steps"), await tree(stations, "tokens")) == ((0, 1), (0, 30))
     assert await tree(stations, "cost") == (0, Decimal("0.2"))
     await settle(stations, claim, tokens=40, cost="0.3")
@@ -81,31 +71,31 @@ async def test_a_step_that_held_nothing_is_settled_too(stations: Stations) -> No
 async def test_the_same_step_reserved_again_is_held_once(stations: Stations) -> None:
     claim, _ = await root(stations, Budget(steps=5))
     for _ in range(3):
-        assert await reserve(stations, claim) == "free"
+        assert await stations.reserve(claim) == "free"
     assert await tree(stations) == (0, 1)
 
 
 async def test_a_crash_neither_leaks_nor_doubles(stations: Stations) -> None:
     claim, _ = await root(stations, Budget(steps=2, tokens=100))
     await settle(stations, claim)
-    await reserve(stations, claim, step=1, tokens=99)
+    await stations.reserve(claim, step=1, tokens=99)
     stations.beat(timedelta(0))
     await sweeps.rescue_lost(stations.database)
     assert await tree(stations) == (1, 1)
     stations.beat(timedelta(hours=1))
     again = await stations.claim(claim.run_id, "parent")
     # All that is left is its own, and the next attempt takes it over.
-    assert await reserve(stations, again, step=1, tokens=99) == "last"
+    assert await stations.reserve(again, step=1, tokens=99) == "last"
     assert await tree(stations) == (1, 1)
     await settle(stations, again, step=1, tokens=99)
     assert await tree(stations) == (2, 0)
-    assert await reserve(stations, again, step=2) == "none"
+    assert await stations.reserve(again, step=2) == "none"
 
 
 @pytest.mark.parametrize("how", ["end", "close", "give_back"])
 async def test_whatever_a_run_leaves_by_it_gives_back_what_it_held(stations: Stations, how: str) -> None:
     claim, _ = await root(stations, Budget(steps=5, tokens=100))
-    await reserve(stations, claim)
+    await stations.reserve(claim)
     match how:
         case "end":
             await stations.end(claim)
@@ -118,37 +108,37 @@ async def test_whatever_a_run_leaves_by_it_gives_back_what_it_held(stations: Sta
 
 async def test_who_comes_last_waits_until_others_have_settled(stations: Stations) -> None:
     _, (one, two) = await root(stations, Budget(tokens=101), children=2)
-    assert await reserve(stations, one, tokens=5000) == "free"
+    assert await stations.reserve(one, tokens=5000) == "free"
     # It holds what was left, not what it wished for.
     assert await tree(stations, "tokens") == (1, 100)
-    assert await reserve(stations, two) == "held"
+    assert await stations.reserve(two) == "held"
     await settle(stations, one, tokens=60)
-    assert await reserve(stations, two) == "free"
+    assert await stations.reserve(two) == "free"
     await settle(stations, two, tokens=60)
     # The last step may use more than there was; after that there are none.
     assert await tree(stations, "tokens") == (121, 0)
-    assert await reserve(stations, one, step=1) == "none"
+    assert await stations.reserve(one, step=1) == "none"
 
 
 @pytest.mark.parametrize("budget", [Budget(steps=1), Budget(tokens=1), Budget(cost=0.5)])
 async def test_each_limit_ends_the_tree(stations: Stations, budget: Budget) -> None:
     claim, _ = await root(stations, budget)
-    assert await reserve(stations, claim) != "none"
+    assert await stations.reserve(claim) != "none"
     await settle(stations, claim, cost="0.5")
-    assert await reserve(stations, claim, step=1) == "none"
+    assert await stations.reserve(claim, step=1) == "none"
 
 
 async def test_many_at_once_take_no_more_steps_than_there_are(stations: Stations) -> None:
     _, children = await root(stations, Budget(steps=4), children=5)
-    rooms = await asyncio.gather(*(reserve(stations, child) for child in children))
+    rooms = await asyncio.gather(*(stations.reserve(child) for child in children))
     assert sorted(rooms) == ["free", "free", "held", "held", "last"]
     assert await tree(stations) == (1, 3)
 
 
 async def test_the_agent_s_own_budget_is_a_ceiling_for_the_root_alone(stations: Stations) -> None:
     parent, (child,) = await root(stations, Budget(steps=10, tokens=50), children=1)
-    await reserve(stations, child, budget=Budget(steps=1))
-    await reserve(stations, parent, step=1, budget=Budget(steps=5, tokens=80, cost=2.0))
+    await stations.reserve(child, budget=Budget(steps=1))
+    await stations.reserve(parent, step=1, budget=Budget(steps=5, tokens=80, cost=2.0))
     (row,) = await stations.fetch("select max_steps, max_tokens, max_cost from chaz.tree_budgets")
     assert row == {"max_steps": 5, "max_tokens": 50, "max_cost": 2}
 

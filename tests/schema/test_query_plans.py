@@ -6,20 +6,22 @@ import json
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from datetime import timedelta
+from decimal import Decimal
 from typing import Any, TypeVar, cast
 from uuid import UUID, uuid4
 
 import pytest
 
-from chaz import runs, sessionlog, sweeps
+from chaz import Budget, children, journal, runs, sessionlog, sweeps
 from chaz.aside import Aside
 from chaz.completion import end_run
 from chaz.database import Database, Transaction
 from chaz.entries import session_id
-from chaz.outcomes import RunOutcome
+from chaz.lineage import Spawn
+from chaz.outcomes import RunOutcome, Turn, Usage
 from chaz.placing import place
 from tests.fixtures.postgres import ScratchDatabase, both_servers
-from tests.fixtures.stations import Stations
+from tests.fixtures.stations import Stations, a_call
 
 pytestmark = [pytest.mark.anyio, both_servers]
 
@@ -176,6 +178,27 @@ async def test_claiming_reading_and_ending(explaining: ExplainingDatabase, stati
     assert "runs_pending" in plans
     assert "entries_place" in plans
     assert await stations.state(run) == "succeeded"
+
+
+async def test_reserving_spawning_and_asking(explaining: ExplainingDatabase, stations: Stations) -> None:
+    claim = await stations.claim(await first_run(stations))
+    call = a_call("spawn_agent")
+
+    async def spawn_and_ask(database: Database) -> None:
+        await database.transact(
+            lambda tx: journal.reserve(tx, claim, step=0, tokens=1, cost=Decimal(1), budget=Budget(steps=9))
+        )
+        await database.transact(
+            lambda tx: journal.store_step(tx, claim, step=0, turn=Turn(), version="v1", usage=Usage())
+        )
+        await database.transact(
+            lambda tx: children.start_spawn(tx, claim, step=0, ordinal=0, call=call, spawn=Spawn("child", "do it"))
+        )
+        child = children.child_id(claim.run_id, 0, 0)
+        await database.transact(lambda tx: children.ask_for(tx, claim, step=0, ordinal=1, call=call, child=child))
+
+    await explaining.plans_of(spawn_and_ask)
+    assert len(await stations.fetch("select from chaz.waits where answer is null")) == 2
 
 
 async def test_reading_a_log_past_a_position(explaining: ExplainingDatabase) -> None:
