@@ -69,6 +69,7 @@ async def test_another_run_in_the_child_s_session_has_the_same_limits(stations: 
     await stations.place()
     second = await stations.run(later)
     assert {name: second[name] for name in LIMITS} == {name: first[name] for name in LIMITS}
+    assert (second["max_steps"], second["scope"], second["depth_left"]) == (3, [[]], 0)
     assert second["deadline"] == first["deadline"]
     assert second["parent_run_id"] is None
 
