@@ -33,6 +33,7 @@ sessions = Table(
     Column("depth", Integer, nullable=False),
     Column("scope", JSONB),
     Column("deadline", DateTime(timezone=True)),
+    Column("detached", Boolean, nullable=False),
     Column("on_message", Text, nullable=False),
     Column("created_at", DateTime(timezone=True), nullable=False),
 )
