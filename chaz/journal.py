@@ -241,6 +241,7 @@ async def start_spawn(
     call: ToolCall,
     agent: str,
     instruction: str,
+    detached: bool = False,
 ) -> AuditEvent:
     """In one transaction: the call, a child session, a directive in it, and the parent's wait for its answer.
 
@@ -253,8 +254,8 @@ async def start_spawn(
     await tx.execute(
         """
         with session as (
-            insert into chaz.sessions (id, tenant, parent_run_id, root_run_id, depth, scope, deadline)
-            select %(session)s, tenant, id, root_run_id, depth + 1, scope, deadline
+            insert into chaz.sessions (id, tenant, parent_run_id, root_run_id, depth, scope, deadline, detached)
+            select %(session)s, tenant, id, root_run_id, depth + 1, scope, deadline, %(detached)s
             from chaz.runs where id = %(run)s
             returning id, tenant),
         head as (
@@ -273,6 +274,7 @@ async def start_spawn(
             "sender": claim.agent,
             "agent": safe_text(agent, MAX_NAME),
             "instruction": safe_text(instruction),
+            "detached": detached,
             "step": step,
             "ordinal": ordinal,
         },

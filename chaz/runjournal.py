@@ -54,10 +54,12 @@ class RunJournal:
         )
         self._tell([event])
 
-    async def start_spawn(self, step: int, ordinal: int, call: ToolCall, agent: str, instruction: str) -> None:
+    async def start_spawn(
+        self, step: int, ordinal: int, call: ToolCall, agent: str, instruction: str, *, detached: bool = False
+    ) -> None:
         place = {"claim": self._claim, "step": step, "ordinal": ordinal, "call": call}
         event = await self._write(
-            partial(journal.start_spawn, **place, agent=agent, instruction=instruction),
+            partial(journal.start_spawn, **place, agent=agent, instruction=instruction, detached=detached),
             partial(journal.told_call, **place),
         )
         self._tell([event])

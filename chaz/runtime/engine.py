@@ -66,7 +66,9 @@ class Journal(Protocol):
         """Store what a call came to."""
         ...
 
-    async def start_spawn(self, step: int, ordinal: int, call: ToolCall, agent: str, instruction: str) -> None:
+    async def start_spawn(
+        self, step: int, ordinal: int, call: ToolCall, agent: str, instruction: str, *, detached: bool = False
+    ) -> None:
         """Store the call, a child with its directive, and the wait for its answer, all at once."""
         ...
 
@@ -229,7 +231,7 @@ async def _call(context: RunContext, step: int, ordinal: int, call: ToolCall) ->
             instruction = spawn.instruction
             if spawn.context:
                 instruction += f"\n\nContext:\n{spawn.context}"
-            await journal.start_spawn(step, ordinal, call, spawn.agent, instruction)
+            await journal.start_spawn(step, ordinal, call, spawn.agent, instruction, detached=spawn.detached)
             return None
         await journal.start_call(step, ordinal, call)
         outcome = spawn

@@ -52,6 +52,7 @@ class Written:
     outcome: CallOutcome | None = None
     agent: str = ""
     instruction: str = ""
+    detached: bool = False
 
     def __str__(self) -> str:
         return f"{self.kind} {self.step}" + (f".{self.ordinal}" if self.ordinal >= 0 else "")
@@ -79,8 +80,10 @@ class Recorder:
     async def finish_call(self, step: int, ordinal: int, call: ToolCall, outcome: CallOutcome) -> None:
         self._write(Written("finished", step, ordinal, call=call, outcome=outcome))
 
-    async def start_spawn(self, step: int, ordinal: int, call: ToolCall, agent: str, instruction: str) -> None:
-        self._write(Written("spawned", step, ordinal, call=call, agent=agent, instruction=instruction))
+    async def start_spawn(
+        self, step: int, ordinal: int, call: ToolCall, agent: str, instruction: str, *, detached: bool = False
+    ) -> None:
+        self._write(Written("spawned", step, ordinal, None, None, call, None, agent, instruction, detached))
 
     def answer(self, step: int, ordinal: int, outcome: CallOutcome) -> None:
         """The child's end, in its own transaction."""
@@ -517,6 +520,13 @@ def test_a_spawn_parks_the_run(make: Make) -> None:
     assert run(make(LEAD, model, journal)) == Parked("reader")
     assert journal.events == ["step 0", "spawned 0.0"]
     assert (journal.writes[1].agent, journal.writes[1].instruction) == ("reader", "Read it.\n\nContext:\nIt is long.")
+
+
+@pytest.mark.parametrize("detached", [True, False])
+def test_a_child_may_be_spawned_to_outlive_its_parents_cancelling(make: Make, detached: bool) -> None:
+    journal, model = Recorder(), Playing(asks(("spawn_agent", {**SPAWN, "detached": detached})))
+    assert run(make(LEAD, model, journal)) == Parked("reader")
+    assert journal.writes[1].detached is detached
 
 
 def test_several_spawns_are_waited_for_together(make: Make) -> None:
