@@ -56,8 +56,8 @@ async def _cancel(settings: Settings, runs: list[UUID], how: str) -> None:
     try:
         while runs:
             try:
-                await database.transact(partial(cancelling.request, run_id=runs[0], by=BY, reason=how))
-                logger.info("revoke: run=%s is to be cancelled (%s)", runs.pop(0), how)
+                asked = await database.transact(partial(cancelling.request, run_id=runs[0], by=BY, reason=how))
+                logger.info("revoke: run=%s %s (%s)", runs.pop(0), "is to be cancelled" if asked else "is over", how)
             except UnknownRun:
                 logger.debug("revoke: %s is no run", runs.pop(0))
             except DatabaseUnavailable as error:
@@ -75,7 +75,6 @@ def hear_in_worker(revoked: Revoked) -> None:
 
     Celery still keeps the ids and drops their deliveries. Only a prefork pool has something to terminate: a process.
     """
-
     commands = cast("dict[str, Any]", control.Panel.data)
     celerys_own = commands["revoke"]
 
