@@ -112,9 +112,9 @@ async def _open(tx: Transaction, claim: Claim, spawn: Spawn, session: UUID, chil
         """
         with session as (
             insert into chaz.sessions (id, tenant, parent_run_id, root_run_id, depth, depth_left, scope, model,
-                max_steps, deadline)
+                max_steps, deadline, detached)
             select %(session)s, tenant, id, root_run_id, depth + 1, %(depth_left)s, %(scope)s, %(model)s,
-                %(max_steps)s, least(deadline, clock_timestamp() + %(timeout)s::interval)
+                %(max_steps)s, least(deadline, clock_timestamp() + %(timeout)s::interval), %(detached)s
             from chaz.runs where id = %(run)s
             returning id, tenant),
         head as (
@@ -134,6 +134,7 @@ async def _open(tx: Transaction, claim: Claim, spawn: Spawn, session: UUID, chil
             "scope": Jsonb([[safe_text(glob) for glob in globs] for globs in spawn.scope]) if spawn.scope else None,
             "model": spawn.model and safe_text(spawn.model),
             "max_steps": spawn.max_steps,
+            "detached": spawn.detached,
             "timeout": None if spawn.timeout is None else timedelta(seconds=spawn.timeout),
         },
     )

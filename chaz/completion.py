@@ -13,7 +13,7 @@ from typing import Any
 from uuid import UUID
 
 from chaz import budgets, sessionlog
-from chaz.channels import DONE
+from chaz.channels import ABORT, DONE
 from chaz.database import Row, Transaction
 from chaz.deliveries import AuditEvent, event_body
 from chaz.entries import safe_text
@@ -39,7 +39,10 @@ async def end_run(tx: Transaction, claim: Claim, outcome: RunOutcome) -> list[Au
 async def close_run(
     tx: Transaction, run_id: UUID, outcome: RunOutcome, *, states: Sequence[RunState]
 ) -> list[AuditEvent] | None:
-    """End a run from outside and return the events to tell; None if it is in none of ``states`` or cannot be locked."""
+    """End a run from outside and return the events to tell; None if it is in none of ``states`` or cannot be locked.
+
+    The worker that runs it is told at once; should it not hear, its next beat or write shows it.
+    """
     row = await (await tx.execute("select session_id from chaz.runs where id = %(run)s", {"run": run_id})).fetchone()
     if row is None:
         return None
@@ -73,7 +76,7 @@ async def _end(
     await tx.execute(
         """
         update chaz.runs set state = %(state)s, result = %(result)s, reason = %(reason)s, worker_id = null,
-            claim = null, waits_for = null, ended_at = clock_timestamp(),
+            claim = null, waits_for = null, superseded_by = null, ended_at = clock_timestamp(),
             audit_after = case when event_seq > 0 then clock_timestamp() + %(audit_grace)s end
         where id = %(run)s
         """,
@@ -86,6 +89,8 @@ async def _end(
         },
     )
     await _append_closing_entry(tx, run, outcome, text)
+    if outcome.state == "cancelled":
+        await _release_superseded(tx, run)
     await _queue_next(tx, run)
     await answer_parents(tx, run_id, answer_of(run["agent"], outcome))
     await budgets.release(tx, run_id)
@@ -96,6 +101,8 @@ async def _end(
         """,
         {"channel": DONE, "run": run_id},
     )
+    if attempt is None and run["state"] == "running":
+        await tx.execute("select pg_notify(%(channel)s, %(run)s)", {"channel": ABORT, "run": str(run_id)})
     return events
 
 
@@ -174,6 +181,19 @@ async def _append_closing_entry(tx: Transaction, run: Row, outcome: RunOutcome, 
         content=text,
         metadata={"state": outcome.state, "reason": outcome.reason, "agent": run["agent"]},
         run_id=run["id"],
+    )
+
+
+async def _release_superseded(tx: Transaction, run: Row) -> None:
+    """What others had said, and a cancelled run was to answer too, is owed an answer still."""
+    await tx.execute(
+        """
+        update chaz.runs p set state = 'pending', superseded_by = null
+        from chaz.entries own, chaz.entries other
+        where p.superseded_by = %(run)s and own.id = %(run)s and other.id = p.id
+            and (other.sender, other.author) <> (own.sender, own.author)
+        """,
+        {"run": run["id"]},
     )
 
 

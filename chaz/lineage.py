@@ -41,6 +41,8 @@ class Spawn:
     """Globs that the model asked for; each has to match a tool that the child may have."""
     scope: Scope = ()
     """The child's scope, ``tools`` included."""
+    detached: bool = False
+    """Whether it goes on when the run that spawned it is cancelled."""
     depth_left: int = 0
     """How many levels deep the child may spawn in its turn."""
 
@@ -61,6 +63,7 @@ def answer_of(agent: str, outcome: RunOutcome) -> CallOutcome:
             return CallOutcome(kind="ok", content=safe_text(outcome.text, MAX_RESULT))
         case "cancelled":
             error = typed_error("cancelled", f"agent {agent} was cancelled ({outcome.reason}): {outcome.text}")
+            error = error.model_copy(update={"kind": "cancelled"})
         case "failed":
             word = _ENDED.get(outcome.reason, "failed")
             error = typed_error(word, f"agent {agent} failed ({outcome.reason}): {outcome.text}")

@@ -17,7 +17,7 @@ from datetime import timedelta
 from functools import partial
 from uuid import UUID, uuid4
 
-from chaz import sweeps
+from chaz import cancelling, sweeps
 from chaz.aside import Aside
 from chaz.audit import trail
 from chaz.audit.publisher import AuditPublisher
@@ -197,9 +197,14 @@ class Listener:
         if not due:
             return False
         found = False
-        if due.inbox or due.publish:
-            found = await self._attempt("placing and publishing", self._place_and_publish)
+        # Before it is published, or an unplaced one placed: then in the next round.
+        if due.cancel:
+            found = await self._attempt("cancelling", self._cancel)
             self._left = not found
+        if due.inbox or due.publish:
+            placed = await self._attempt("placing and publishing", self._place_and_publish)
+            self._left |= not placed
+            found |= placed
         if due.scheduled:
             found |= await self._attempt("queueing what was to come later", self._queue_scheduled)
         # After an outage, workers that live have yet to say so: their runs are not lost.
@@ -225,6 +230,13 @@ class Listener:
             return False
         self._aside.forget(what)
         return found
+
+    async def _cancel(self) -> bool:
+        walked = await cancelling.walk(self._database, aside=self._aside)
+        for run in walked.ended:
+            logger.warning("listener: run=%s %s", run.run_id, run.text)
+            self._audit.tell(run.events)
+        return walked.settled > 0
 
     async def _queue_scheduled(self) -> bool:
         return await sweeps.queue_scheduled(self._database) > 0

@@ -68,7 +68,7 @@ class Claim(Attempt):
 class Unclaimed:
     """Why a delivery came to nothing."""
 
-    why: Literal["unknown", "other agent", "not queued", "not yet"]
+    why: Literal["unknown", "other agent", "not queued", "not yet", "cancelled"]
     state: str = ""
 
     @property
@@ -127,6 +127,7 @@ async def claim(tx: Transaction, run_id: UUID, *, agent: str, worker_id: UUID, c
     The first claim freezes what the run sees (``read_to``) and supersedes the pending message runs of the same agent
     up to there: coalescing is decided here and nowhere else. A worker whose lease has run out claims nothing, and a
     suspect run is the isolation worker's only: brokers redeliver to anybody what a dead worker had not acknowledged.
+    What is to be cancelled is not claimed any more.
     With the ``claim_id`` of a claim whose commit was in doubt, that claim, if it came through.
     """
     async with tx.pipeline():
@@ -145,6 +146,7 @@ async def claim(tx: Transaction, run_id: UUID, *, agent: str, worker_id: UUID, c
                         select from chaz.workers w where w.id = %(worker)s and w.expires_at > clock_timestamp()
                             and (w.isolation or not (r.suspect and {ISOLATED})))
                     and (not_before is null or not_before <= clock_timestamp())
+                    and not exists (select from chaz.cancellations c where c.run_id = r.id)
                 returning r.*),
             acked as (
                 insert into chaz.entries (tenant, session_id, position, type, sender, author, content, metadata, run_id)
@@ -190,11 +192,20 @@ async def _claimed_before(tx: Transaction, run_id: UUID, claim_id: UUID) -> Row 
 
 
 async def _why_unclaimed(tx: Transaction, run_id: UUID, agent: str) -> Unclaimed:
-    row = await (await tx.execute("select state, agent from chaz.runs where id = %(run)s", {"run": run_id})).fetchone()
+    cursor = await tx.execute(
+        """
+        select r.state, r.agent, c.run_id is not null as to_be_cancelled
+        from chaz.runs r left join chaz.cancellations c on c.run_id = r.id where r.id = %(run)s
+        """,
+        {"run": run_id},
+    )
+    row = await cursor.fetchone()
     if row is None:
         return Unclaimed("unknown")
     if row["agent"] != agent:
         return Unclaimed("other agent", row["agent"])
+    if row["state"] == "cancelled" or (row["state"] == "queued" and row["to_be_cancelled"]):
+        return Unclaimed("cancelled")
     if row["state"] == "queued":
         return Unclaimed("not yet", "its time has not come, it is to run alone, or this worker's lease has run out")
     return Unclaimed("not queued", row["state"])

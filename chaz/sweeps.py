@@ -27,6 +27,7 @@ class Due:
     """Which kinds of work there are, found by one statement."""
 
     inbox: bool
+    cancel: bool
     scheduled: bool
     publish: bool
     lost: bool
@@ -34,7 +35,7 @@ class Due:
     untold: bool
 
     def __bool__(self) -> bool:
-        return any((self.inbox, self.scheduled, self.publish, self.lost, self.late, self.untold))
+        return any((self.inbox, self.cancel, self.scheduled, self.publish, self.lost, self.late, self.untold))
 
 
 async def due(database: Database, *, lease: float = 0.0) -> Due:
@@ -43,6 +44,7 @@ async def due(database: Database, *, lease: float = 0.0) -> Due:
         f"""
         select
             exists (select from chaz.entries where position is null) as inbox,
+            exists (select from chaz.cancellations where done_at is null) as cancel,
             exists (select from chaz.runs r join chaz.heads h on h.session_id = r.session_id and h.active_run is null
                 where r.state = 'pending' and r.not_before <= now()) as scheduled,
             exists (select from chaz.runs r join chaz.agents a on a.name = r.agent

@@ -37,6 +37,7 @@ sessions = Table(
     Column("model", Text),
     Column("max_steps", Integer),
     Column("deadline", DateTime(timezone=True)),
+    Column("detached", Boolean, nullable=False),
     Column("on_message", Text, nullable=False),
     Column("created_at", DateTime(timezone=True), nullable=False),
 )

@@ -18,6 +18,7 @@ import psycopg
 from psycopg.rows import DictRow
 
 from chaz import completion, journal, runs, sessionlog, workers
+from chaz.aborting import AbortEar
 from chaz.audit.publisher import AuditPublisher
 from chaz.database import CONNECT_TIMEOUT, Database, Transaction, connect_blocking
 from chaz.entries import Budget
@@ -43,6 +44,13 @@ T = TypeVar("T")
 @dataclass(frozen=True)
 class LetGo:
     """The run left this process before its end; ``why`` is for people."""
+
+    why: str
+
+
+@dataclass(frozen=True)
+class Cancelled:
+    """The run was cancelled; ``why`` says by whom."""
 
     why: str
 
@@ -74,6 +82,7 @@ class WorkerProcess:
         self._models: dict[str, ChatModel] = {}
         self._threads = ToolThreads(settings.tool_threads)
         self._owned: dict[UUID, _Owned] = {}
+        self._ear = AbortEar(settings, self._abort)
         self._unknown: set[Attempt] = set()
         self._stopping = asyncio.Event()
         # An isolation worker sees a run past the call that it was suspected for, and gives it back at the next turn.
@@ -93,8 +102,9 @@ class WorkerProcess:
         self._beating.start()
         if not self._first_beat.wait(CONNECT_TIMEOUT + 5):
             raise DatabaseUnavailable(self._database.address, "no lease could be taken")
+        self._loop.loop.call_soon_threadsafe(self._ear.open)
 
-    def execute(self, agent_name: str, run_id: UUID) -> LetGo | None:
+    def execute(self, agent_name: str, run_id: UUID) -> LetGo | Cancelled | None:
         """Bring a delivered run as far as it goes; None once it has ended, or where there is nothing to do."""
         return self._loop.run(self._execute(self._agents[agent_name], run_id))
 
@@ -133,6 +143,7 @@ class WorkerProcess:
             await asyncio.sleep(0.05)
 
     async def _leave(self) -> None:
+        await self._ear.close()
         await self._database.transact(lambda tx: workers.leave(tx, self.id))
         await self._database.close()
 
@@ -184,6 +195,13 @@ class WorkerProcess:
         self._beaten.set()
         self._beaten = asyncio.Event()
 
+    def _abort(self, run_id: UUID) -> None:
+        """On the loop: a run was ended from outside. What it does here is cut off, a model call in its middle too."""
+        owned = self._owned.get(run_id)
+        if owned is not None:
+            logger.warning("worker: run=%s attempt=%d was ended from outside; aborted", run_id, owned.attempt)
+            owned.task.cancel("ended")
+
     async def wait_for_lease(self) -> None:
         """Wait until the last good beat is so fresh that the lease surely holds: at once, unless beats are lacking."""
         while not self._lease_is_fresh():
@@ -194,7 +212,7 @@ class WorkerProcess:
 
     # One run
 
-    async def _execute(self, agent: Agent, run_id: UUID) -> LetGo | None:
+    async def _execute(self, agent: Agent, run_id: UUID) -> LetGo | Cancelled | None:
         if self._stopping.is_set():
             await self._database.transact(partial(runs.ring_again, run_id=run_id))
             return LetGo("its worker is stopping")
@@ -209,6 +227,8 @@ class WorkerProcess:
             logger.warning(
                 "delivery of run=%s for agent=%s came to nothing: %s %s", run_id, agent.name, claim.why, claim.state
             )
+            if claim.why == "cancelled":
+                return await self._cancelled(run_id) or Cancelled("it is to be cancelled")
             # To return would tell Celery that a run which goes on elsewhere has succeeded.
             return LetGo(f"a second delivery: it is {claim.state}") if claim.goes_on else None
         logger.info(
@@ -224,7 +244,7 @@ class WorkerProcess:
             return await self._after_cancel(claim)
         except StaleAttempt as error:
             logger.warning("worker: %s; nothing of it was written", error)
-            return LetGo(str(error))
+            return await self._cancelled(run_id) or LetGo(str(error))
         finally:
             self._owned.pop(run_id, None)
 
@@ -239,11 +259,16 @@ class WorkerProcess:
             # If it was committed all the same, the same claim id finds it.
             await asyncio.sleep(LOST_PAUSE)
 
-    async def _after_cancel(self, claim: Claim) -> LetGo:
-        """The run was cut off: by a beat that found it lost, or by a stop that had waited long enough."""
+    async def _after_cancel(self, claim: Claim) -> LetGo | Cancelled:
+        """The run was cut off: ended from outside, found lost by a beat, or by a stop that had waited long enough."""
         if not await self._give_back(claim, "its worker stopped during a step"):
-            return LetGo("another worker has it")
+            return await self._cancelled(claim.run_id) or LetGo("another worker has it")
         return LetGo("given back: its worker is stopping")
+
+    async def _cancelled(self, run_id: UUID) -> Cancelled | None:
+        """Why the run was cancelled, if it was."""
+        row = (await runs.status(self._database, [run_id])).get(run_id)
+        return Cancelled(row["result"]) if row is not None and row["state"] == "cancelled" else None
 
     async def _give_back(self, attempt: Attempt, reason: str) -> bool:
         try:

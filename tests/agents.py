@@ -43,6 +43,16 @@ async def until_effect(name: str) -> str:
     return f"after {name}"
 
 
+@tool(timeout=60)
+def until_told(context: CallContext) -> str:
+    """Work until told that nobody wants the result any more."""
+    record_effect("started", context)
+    while not context.cancelled:
+        threading.Event().wait(0.02)
+    record_effect("told", context)
+    return "too late"
+
+
 @tool
 def failing(why: str) -> str:
     """Fail."""
@@ -92,7 +102,7 @@ solo = Agent(
     "solo",
     instructions="Work alone.",
     model="scripted",
-    tools=[word_count, record_effect, slow, until_effect, failing, hang, kill_process, kill_again, odd],
+    tools=[word_count, record_effect, slow, until_effect, until_told, failing, hang, kill_process, kill_again, odd],
 )
 child = Agent(
     "child", instructions="Do as you are told.", model="scripted", tools=[word_count, record_effect, slow, web_search]

@@ -28,6 +28,7 @@ class SpawnArguments(BaseModel):
     max_steps: int | None = Field(default=None, ge=1, lt=2**31)
     timeout: float | None = Field(default=None, gt=0, le=MAX_TIMEOUT)
     tools: list[Glob] | None = Field(default=None, max_length=100)
+    detached: bool | None = False
 
 
 class ResultArguments(BaseModel):
@@ -63,6 +64,7 @@ SPAWN_SCHEMA = ToolSchema(
                 "items": {"type": "string"},
                 "description": "Its tools, if not all that it has: names, or patterns such as web.*; [] for none.",
             },
+            "detached": {"type": "boolean", "description": "Whether it goes on should you be cancelled (default: no)."},
         },
         "required": ["agent", "instruction"],
         "additionalProperties": False,

@@ -48,6 +48,7 @@ def wanted_spawn(call: ToolCall, agent: Agent, scope: Scope, depth_left: int) ->
         max_steps=arguments.max_steps,
         timeout=arguments.timeout,
         tools=arguments.tools,
+        detached=bool(arguments.detached),
         scope=tuple(narrowed),
         depth_left=depth_left - 1,
     )

@@ -8,9 +8,10 @@ import inspect
 import json
 import logging
 import re
+import threading
 import types
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints, overload
 from uuid import UUID
 
@@ -40,6 +41,19 @@ class CallContext:
     agent: str
     step: int
     ordinal: int
+    _abandoned: threading.Event = field(default_factory=threading.Event, init=False, repr=False, compare=False)
+
+    @property
+    def cancelled(self) -> bool:
+        """Whether nobody takes the result any more: the run was cancelled or lost, or the call's time is over.
+
+        A synchronous tool cannot be stopped from outside. One that takes long looks at this and stops by itself.
+        """
+        return self._abandoned.is_set()
+
+    def abandon(self) -> None:
+        """Tell the tool that its result is not wanted any more."""
+        self._abandoned.set()
 
     @property
     def idempotency_key(self) -> str:
@@ -143,8 +157,10 @@ class Tool:
         except BaseException as error:
             task = asyncio.current_task()
             if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
+                context.abandon()
                 raise
             if isinstance(error, TimeoutError) and deadline.expired():
+                context.abandon()
                 if not is_async:
                     logger.warning(
                         "tool %s hangs past its %g s in a thread; %d of %d threads for tools are busy",

@@ -11,6 +11,7 @@
 --   steps          one stored turn of the model per row.   worker
 --   calls          one tool call of a step per row.        worker
 --   waits          what a parked run waits for.            the run asks; the child's end answers
+--   cancellations  runs that are to end, with their trees.  anybody asks by chaz.cancel(); the listener ends them
 --   tree_budgets   what a tree of runs may use and used, by its root.
 --   workers        one lease per worker process (an incarnation, never a machine's name). Only it updates its row.
 --   listeners      one row per listener process, for its health.
@@ -22,6 +23,7 @@
 -- Locks are taken in this order: heads (by session id), runs (child before parent), tree_budgets, workers.
 --
 -- States that must not happen raise:  CZ001 invalid entry   CZ002 conflict   CZ003 unknown session   CZ004 append-only
+--                                     CZ005 unknown run
 
 create function chaz.new_id() returns uuid
 language sql volatile parallel safe
@@ -163,6 +165,7 @@ create table chaz.sessions (
     model         text,
     max_steps     integer,
     deadline      timestamptz, -- none may last longer
+    detached      boolean     not null default false, -- they outlive the cancelling of the run that opened it
     on_message    text        not null default 'coalesce',
     created_at    timestamptz not null default clock_timestamp(),
     constraint sessions_name unique (tenant, name),
@@ -170,6 +173,7 @@ create table chaz.sessions (
 );
 
 create index sessions_tree on chaz.sessions (root_run_id) where root_run_id is not null;
+create index sessions_children on chaz.sessions (parent_run_id) where parent_run_id is not null;
 
 create table chaz.heads (
     session_id    uuid   not null constraint heads_pkey primary key,
@@ -308,6 +312,22 @@ create constraint trigger runs_ring_insert after insert on chaz.runs deferrable 
     for each row when (new.state = 'queued') execute function chaz.ring();
 create constraint trigger runs_ring_update after update of state on chaz.runs deferrable initially deferred
     for each row when (new.state = 'queued' and old.state <> 'queued') execute function chaz.ring();
+
+-- A request touches no run, so that it waits for nobody. It may come before its run, while the entry is not placed.
+create table chaz.cancellations (
+    run_id        uuid        not null constraint cancellations_pkey primary key,
+    cancelled_by  text        not null,
+    reason        text        not null default '',
+    parent_run_id uuid,       -- the cancelled run that had spawned this one; null: this one was named
+    requested_at  timestamptz not null default clock_timestamp(),
+    done_at       timestamptz, -- the run is over, and its children have rows of their own
+    constraint cancellations_cancelled_by check (length(cancelled_by) between 1 and 200),
+    constraint cancellations_reason check (length(reason) <= 10000)
+);
+create index cancellations_open on chaz.cancellations (requested_at) where done_at is null;
+
+create constraint trigger cancellations_ring after insert on chaz.cancellations deferrable initially deferred
+    for each row execute function chaz.ring();
 
 -- What is used is counted with each stored step; what is reserved is held by runs (runs.reserved_*) that take one.
 create table chaz.tree_budgets (
@@ -509,5 +529,43 @@ begin
         end if;
     end if;
     return entry_id;
+end
+$$;
+
+
+-- Taking it back -----------------------------------------------------------------------------------------------------
+
+create function chaz.cancel(id uuid, cancelled_by text, reason text default '') returns boolean
+language plpgsql
+as $$
+-- Ask that a run be ended, with the runs that it spawned; false if it is over already, or its entry woke nobody.
+-- One INSERT, which waits only for an open transaction that asks the same.
+#variable_conflict use_variable
+declare
+    state text;
+begin
+    if cancelled_by is null or length(cancelled_by) not between 1 and 200 then
+        raise exception 'who cancels has 1 to 200 characters, not %', coalesce(length(cancelled_by), 0) using errcode = 'CZ001';
+    elsif reason is null or length(reason) > 10000 then
+        raise exception 'a reason has 10000 characters at most, not %', coalesce(length(reason)::text, 'null')
+            using errcode = 'CZ001';
+    end if;
+    -- In one statement: an entry that is placed between two would seem to have woken nobody.
+    select coalesce(
+        (with recursive followed as (
+            select r.state, r.superseded_by from chaz.runs r where r.id = id
+            union all
+            select r.state, r.superseded_by from followed f join chaz.runs r on r.id = f.superseded_by)
+        select f.state from followed f where f.superseded_by is null),
+        (select case when e.position is null then 'pending' else 'nobody' end from chaz.entries e where e.id = id))
+    into state;
+    if state is null then
+        raise exception 'no run %', coalesce(id::text, 'null') using errcode = 'CZ005', detail = coalesce(id::text, 'null');
+    elsif state in ('succeeded', 'failed', 'cancelled', 'nobody') then
+        return false;
+    end if;
+    insert into chaz.cancellations (run_id, cancelled_by, reason) values (id, cancelled_by, reason)
+    on conflict on constraint cancellations_pkey do nothing;
+    return true;
 end
 $$;

@@ -143,17 +143,17 @@ async def test_the_digest_is_that_of_the_events(stations: Stations) -> None:
 
 
 @pytest.mark.parametrize(
-    ("state", "told"),
+    ("state", "kind", "told"),
     [
-        ("failed", "failed: agent child failed (model): too bad"),
-        ("cancelled", "cancelled: agent child was cancelled (model): too bad"),
+        ("failed", "error", "failed: agent child failed (model): too bad"),
+        ("cancelled", "cancelled", "cancelled: agent child was cancelled (model): too bad"),
     ],
 )
-async def test_the_parent_is_told_how_its_child_ended(stations: Stations, state: str, told: str) -> None:
+async def test_the_parent_is_told_how_its_child_ended(stations: Stations, state: str, kind: str, told: str) -> None:
     parent, (child,) = await stations.spawning("s")
     await stations.park(parent)
     await stations.end(await stations.claim(child, "child"), "too bad", state=state, reason="model")
-    assert await answers(stations) == [{"kind": "error", "content": told, "error": state}]
+    assert await answers(stations) == [{"kind": kind, "content": told, "error": state}]
 
 
 async def test_the_parent_is_answered_exactly_once(stations: Stations) -> None:

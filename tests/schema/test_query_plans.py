@@ -12,7 +12,7 @@ from uuid import UUID, uuid4
 
 import pytest
 
-from chaz import Budget, children, journal, runs, sessionlog, sweeps
+from chaz import Budget, cancelling, children, journal, runs, sessionlog, sweeps
 from chaz.aside import Aside
 from chaz.completion import end_run
 from chaz.database import Database, Transaction
@@ -26,11 +26,12 @@ from tests.fixtures.stations import Stations, a_call
 pytestmark = [pytest.mark.anyio, both_servers]
 
 T = TypeVar("T")
-WATCHED = {"entries", "runs", "waits", "calls", "steps", "workers"}
+WATCHED = {"entries", "runs", "waits", "calls", "steps", "workers", "cancellations"}
 TINY: set[str] = {"workers"}
 """Tables that hold a few rows for ever."""
 PARTIAL = {
     "entries_inbox",
+    "cancellations_open",
     "runs_to_publish",
     "runs_of_worker",
     "runs_deadline",
@@ -120,6 +121,11 @@ async def history(stations: Stations) -> None:
             select id, 0, 0, 'c', 't', '{}', 1, 'done', 'ok', '', 1, 1, 1, 2 from chaz.runs)
         insert into chaz.waits (run_id, step, ordinal, kind, child_run_id, answer, answered_at)
         select id, 0, 0, 'child', gen_random_uuid(), '{}', now() from chaz.runs
+        """
+    )
+    stations.scratch.query(
+        """
+        insert into chaz.cancellations (run_id, cancelled_by, done_at) select id, 'ada', now() from chaz.runs
         """
     )
     for text in ("one", "two", "three"):
@@ -221,3 +227,23 @@ async def test_sweeping(explaining: ExplainingDatabase) -> None:
     await explaining.plans_of(sweeps.rescue_lost)
     plans = await explaining.plans_of(lambda database: sweeps.close_late(database, grace=10, lease=15, aside=Aside()))
     assert "runs_deadline" in plans
+
+
+async def test_cancelling(explaining: ExplainingDatabase, stations: Stations) -> None:
+    run = await first_run(stations)
+    stations.scratch.query(
+        """
+        insert into chaz.sessions (id, parent_run_id) select gen_random_uuid(), gen_random_uuid()
+        from generate_series(1, 3000)
+        """
+    )
+    stations.scratch.query("analyze chaz.sessions")
+
+    async def ask_and_walk(database: Database) -> None:
+        await database.transact(lambda tx: cancelling.request(tx, run))
+        assert (await cancelling.walk(database, aside=Aside())).settled == 1
+
+    plans = await explaining.plans_of(ask_and_walk)
+    assert "cancellations_open" in plans
+    assert "sessions_children" in plans
+    assert await stations.state(run) == "cancelled"

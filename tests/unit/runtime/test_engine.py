@@ -690,6 +690,15 @@ def test_a_turn_is_stored_with_its_cost(make: Make) -> None:
 # What waits
 
 
+@pytest.mark.parametrize("detached", [True, False])
+def test_a_child_may_be_spawned_to_outlive_its_parents_cancelling(make: Make, detached: bool) -> None:
+    journal, model = Recorder(), Playing(asks(("spawn_agent", {**SPAWN, "detached": detached})))
+    assert run(make(LEAD, model, journal)) == Parked("reader")
+    spawn = journal.writes[1].spawn
+    assert spawn is not None
+    assert spawn.detached is detached
+
+
 def test_several_spawns_are_waited_for_together(make: Make) -> None:
     journal = Recorder()
     turn = asks(("spawn_agent", SPAWN), ("spawn_agent", {**SPAWN, "agent": "web.search"}))

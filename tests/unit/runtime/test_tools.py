@@ -438,6 +438,36 @@ def test_a_sync_tool_is_left_behind_at_its_time_out(threads: ToolThreads) -> Non
     assert ended.wait(30)
 
 
+def test_a_sync_tool_sees_that_nobody_waits_for_it_any_more(threads: ToolThreads) -> None:
+    seen, ended = list[bool](), threading.Event()
+
+    @tool(timeout=0.2)
+    def patient(context: CallContext) -> str:
+        """Work until told."""
+        seen.append(context.cancelled)
+        while not context.cancelled:
+            threading.Event().wait(0.01)
+        ended.set()
+        return "too late"
+
+    async def cancelled() -> None:
+        task = asyncio.create_task(patient.call("{}", dataclasses.replace(CALL), threads))
+        while not seen:
+            await asyncio.sleep(0.01)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(cancelled())
+    assert ended.wait(30)
+    ended.clear()
+    # Past its time-out too.
+    outcome = asyncio.run(patient.call("{}", dataclasses.replace(CALL, ordinal=1), threads))
+    assert "did not end within 0.2 s" in outcome.content
+    assert ended.wait(30)
+    assert seen == [False, False]
+
+
 def test_a_cancelled_call_is_cancelled(threads: ToolThreads) -> None:
     async def cancel() -> None:
         started = asyncio.Event()
