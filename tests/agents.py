@@ -105,7 +105,11 @@ solo = Agent(
     tools=[word_count, record_effect, slow, until_effect, until_told, failing, hang, kill_process, kill_again, odd],
 )
 child = Agent(
-    "child", instructions="Do as you are told.", model="scripted", tools=[word_count, record_effect, slow, web_search]
+    "child",
+    instructions="Do as you are told.",
+    model="scripted",
+    models=["scripted:other"],
+    tools=[word_count, record_effect, slow, web_search],
 )
 parent = Agent(
     "parent",

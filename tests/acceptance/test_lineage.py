@@ -44,6 +44,29 @@ def test_a_child_has_no_tool_that_its_parents_had_not_left(processes: Processes,
         assert "without the tool 'word_count'" in (again.get(timeout=60) or "")
 
 
+def test_a_child_is_run_with_the_model_that_was_asked_for(processes: Processes, database: ScratchDatabase) -> None:
+    processes.stack()
+    wanted = calls(
+        spawn("child", "Hi", model="scripted:other"),
+        spawn("child", "Hi", model="scripted:dear"),
+        spawn("child", "Hi", max_steps=999),
+    )
+    with Chaz(database.url) as chaz:
+        result = chaz.session("family").direct("parent", script(wanted, answer("{{results}}")))
+        assert result.get(timeout=60) == (
+            "You said: Hi; not_allowed: 'child' is not run with the model 'scripted:dear'; "
+            "it may be: scripted, scripted:other; not_allowed: max_steps is 999; 'child' takes 30 steps at most"
+        )
+        asked = "select turn->>'model' from chaz.steps s join chaz.runs r on r.id = s.run_id where r.agent = 'child'"
+        assert database.value(asked) == "scripted:other"
+
+        # An agent that was not known when it was spawned is held to its own limits when it runs.
+        (row,) = database.query("update chaz.sessions set model = 'scripted:dear' where depth = 1 returning id")
+        late = chaz.session(id=row["id"]).direct("child", "Hi")
+        with pytest.raises(RunFailed, match="scripted:dear: 'child' may not be run with it"):
+            late.get(timeout=60)
+
+
 @both_brokers
 def test_answers_may_be_fetched_later(processes: Processes, database: ScratchDatabase) -> None:
     processes.stack()
