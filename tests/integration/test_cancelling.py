@@ -286,8 +286,8 @@ async def test_a_cancelled_child_answers_its_parent(stations: Stations) -> None:
     await cancel(stations, child, reason="too slow")
     assert await walk(stations) == [child]
     (wait,) = await stations.fetch("select answer from chaz.waits")
-    told = "agent child was cancelled (requested): cancelled by ada: too slow"
-    assert wait["answer"] == {"kind": "cancelled", "content": told}
+    told = "cancelled: agent child was cancelled (requested): cancelled by ada: too slow"
+    assert wait["answer"] == {"kind": "cancelled", "content": told, "error": "cancelled"}
     assert await stations.state(root.run_id) == "queued"
 
 

@@ -46,9 +46,9 @@ def test_a_failed_child_is_an_error_of_its_kind(reason: str, word: str) -> None:
     assert answer.content == f"{word}: agent reader failed ({reason}): no luck"
 
 
-def test_a_cancelled_child_is_an_error_of_its_own_kind() -> None:
+def test_a_cancelled_child_is_told_of_as_cancelled() -> None:
     answer = answer_of("reader", RunOutcome(state="cancelled", reason="cancelled", text="by ada"))
-    assert (answer.kind, answer.error) == ("error", "cancelled")
+    assert (answer.kind, answer.error) == ("cancelled", "cancelled")
     assert answer.content.startswith("cancelled: agent reader was cancelled")
 
 
