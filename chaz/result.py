@@ -10,17 +10,21 @@ import time
 from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future
 from concurrent.futures import wait as wait_for_futures
+from datetime import datetime
 from itertools import dropwhile
 from typing import Any
 from uuid import UUID
 
 from chaz import runs, sessionlog
 from chaz.database import Database, Row
-from chaz.entries import Entry
-from chaz.errors import RunCancelled, RunFailed, UnknownRun, WaitInsideRun, WaitTimeout
+from chaz.entries import Bookmark, Entry, Place
+from chaz.errors import InvalidEntry, RunCancelled, RunFailed, UnknownRun, WaitInsideRun, WaitTimeout
 from chaz.loops import LoopThread, loop_thread
+from chaz.outcomes import Usage
 from chaz.runtime.tools import current_call
 from chaz.waiter import NOBODY, Waiter, is_over
+
+_UNKNOWN = ("result", "reason", "session_id", "agent", "parent_run_id", "root_run_id", "ended_at")
 
 FOLLOW_EVERY = 0.1
 """Seconds between two looks of a reader that follows."""
@@ -52,7 +56,7 @@ class AsyncAgentResult:
         row = (await runs.status(self._database, [self.id])).get(self.id)
         if row is None:
             if self._uncommitted:
-                return {"state": "pending", "id": self.id, "result": None, "reason": None, "session_id": None}
+                return {**dict.fromkeys(_UNKNOWN), "state": "pending", "id": self.id, "usage": {}}
             raise UnknownRun(self.id)
         return row
 
@@ -104,8 +108,47 @@ class AsyncAgentResult:
     def __await__(self) -> Generator[Any, None, str | None]:
         return self.get().__await__()
 
-    async def entries(self, follow: bool = False) -> AsyncGenerator[Entry]:
-        """The entries of its session from its own on, in order; with ``follow`` as they come, until it is over."""
+    def sibling(self, id: UUID) -> AsyncAgentResult:
+        """The handle of another run of the same database, unchecked."""
+        return AsyncAgentResult(id, self._database, self._waiter)
+
+    async def agent(self) -> str | None:
+        """The agent that answers; None while that is not known, and where nobody was woken."""
+        return (await self._status())["agent"]
+
+    async def session_id(self) -> UUID | None:
+        """Its session's id: ``chaz.session(id=…)`` gives the session. None until the sender's transaction commits."""
+        return (await self._status())["session_id"]
+
+    async def usage(self) -> Usage:
+        """The tokens that it has used so far, without its children's."""
+        return Usage.model_validate((await self._status())["usage"])
+
+    async def date_done(self) -> datetime | None:
+        """When it ended; None while it is not over."""
+        return (await self._status())["ended_at"]
+
+    async def children(self) -> list[AsyncAgentResult]:
+        """The runs that it has spawned so far, oldest first."""
+        status = await self._status()
+        return [self.sibling(id) for id in await runs.children(self._database, status["id"])]
+
+    async def parent(self) -> AsyncAgentResult | None:
+        """The run that spawned it; None for one that was not spawned."""
+        id = (await self._status())["parent_run_id"]
+        return None if id is None else self.sibling(id)
+
+    async def root(self) -> AsyncAgentResult:
+        """The run at the top of its tree; itself, if nobody spawned it."""
+        return self.sibling((await self._status())["root_run_id"] or self.id)
+
+    async def entries(self, follow: bool = False, after: Place | None = None) -> AsyncGenerator[Entry]:
+        """The entries of its session from its own on, in order; with ``follow`` as they come, until it is over.
+
+        ``after`` is an entry that was read (or its ``bookmark``, or a position) and goes on from there: a reader that
+        comes back gets each entry that it had not read, late audit entries too.
+        """
+        place = None if after is None else bookmark_of(after)
         row = await self._status()
         while row["session_id"] is None:
             await asyncio.sleep(FOLLOW_EVERY)
@@ -115,14 +158,14 @@ class AsyncAgentResult:
             await asyncio.sleep(FOLLOW_EVERY)
             own = await sessionlog.entry(self._database, self.id)
         # A run without an entry of its own (a requeued one) shows its whole session.
-        after = own.position - 1 if own is not None and own.position is not None else 0
+        start = place or Bookmark(own.position - 1 if own is not None and own.position is not None else 0)
         if not follow:
-            found = await sessionlog.entries(self._database, row["session_id"], after=(after, 1 << 30))
-            unplaced = own is not None and own.position is None
+            found = await sessionlog.entries(self._database, row["session_id"], start)
+            unplaced = place is None and own is not None and own.position is None
             for entry in dropwhile(lambda entry: entry.id != self.id, found) if unplaced else found:
                 yield entry
             return
-        async for entry in follow_until_over(self, self._database, row["session_id"], after=after):
+        async for entry in follow_until_over(self, self._database, row["session_id"], start):
             yield entry
 
     def __repr__(self) -> str:
@@ -135,10 +178,18 @@ class AsyncAgentResult:
         return hash(self.id)
 
 
+def bookmark_of(place: Place) -> Bookmark:
+    """The bookmark of a place in a log. Raises InvalidEntry."""
+    try:
+        return Bookmark.of(place)
+    except ValueError as error:
+        raise InvalidEntry(str(error)) from None
+
+
 async def follow_until_over(
-    handle: AsyncAgentResult, database: Database, session_id: UUID, *, after: int
+    handle: AsyncAgentResult, database: Database, session_id: UUID, after: Bookmark
 ) -> AsyncGenerator[Entry]:
-    """Entries past position ``after`` as they come, until the run is over and its audit trail read (or late)."""
+    """Entries past a bookmark as they come, until the run is over and its audit trail read (or late)."""
     follower = sessionlog.Follower(database, session_id, after=after)
     over_since: float | None = None
     while True:
@@ -206,9 +257,52 @@ class AgentResult:
         refuse_in_a_run("get()")
         return self._loop.run(self._inner.get(timeout, propagate))
 
-    def entries(self, follow: bool = False) -> Iterator[Entry]:
-        """The entries of its session from its own on, in order; with ``follow`` as they come, until it is over."""
-        return iterate(self._inner.entries(follow), self._loop)
+    @property
+    def agent(self) -> str | None:
+        """The agent that answers; None while that is not known, and where nobody was woken."""
+        return self._loop.run(self._inner.agent())
+
+    @property
+    def session_id(self) -> UUID | None:
+        """Its session's id: ``chaz.session(id=…)`` gives the session. None until the sender's transaction commits."""
+        return self._loop.run(self._inner.session_id())
+
+    @property
+    def usage(self) -> Usage:
+        """The tokens that it has used so far, without its children's."""
+        return self._loop.run(self._inner.usage())
+
+    @property
+    def date_done(self) -> datetime | None:
+        """When it ended; None while it is not over."""
+        return self._loop.run(self._inner.date_done())
+
+    @property
+    def children(self) -> list[AgentResult]:
+        """The runs that it has spawned so far, oldest first."""
+        return [self._sibling(child) for child in self._loop.run(self._inner.children())]
+
+    @property
+    def parent(self) -> AgentResult | None:
+        """The run that spawned it; None for one that was not spawned."""
+        found = self._loop.run(self._inner.parent())
+        return None if found is None else self._sibling(found)
+
+    @property
+    def root(self) -> AgentResult:
+        """The run at the top of its tree; itself, if nobody spawned it."""
+        return self._sibling(self._loop.run(self._inner.root()))
+
+    def _sibling(self, other: AsyncAgentResult) -> AgentResult:
+        id = other.id
+        return AgentResult(id, lambda: self._inner.sibling(id))
+
+    def entries(self, follow: bool = False, after: Place | None = None) -> Iterator[Entry]:
+        """The entries of its session from its own on, in order; with ``follow`` as they come, until it is over.
+
+        ``after`` goes on from a place, as :meth:`AsyncAgentResult.entries` does.
+        """
+        return iterate(self._inner.entries(follow, after), self._loop)
 
     def __await__(self) -> Generator[Any, None, str | None]:
         refuse_in_a_run("await")

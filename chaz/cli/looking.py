@@ -20,6 +20,12 @@ def add_commands(commands: Commands, common: argparse.ArgumentParser) -> None:
     log = add_command(commands, common, "log", run_log, "show a session's log")
     log.add_argument("session", help="its name or id")
     log.add_argument("--follow", "-f", action="store_true", help="go on as it grows, until Ctrl-C")
+    log.add_argument(
+        "--after",
+        default="0",
+        metavar="PLACE",
+        help="go on from here: a position, or the `bookmark` of an entry in JSON",
+    )
     log.add_argument("--json", action="store_true", help="one JSON object per entry, whole")
 
     runs = add_command(
@@ -47,7 +53,7 @@ def run_log(options: argparse.Namespace) -> int:
     width = terminal_width() if colour else None
     with producer_of(options) as chaz:
         name, id = session_target(options.session)
-        for entry in chaz.session(name, id=id).entries(follow=options.follow):
+        for entry in chaz.session(name, id=id).entries(follow=options.follow, after=options.after):
             if options.json:
                 print_json(entry.model_dump(mode="json"))
             else:

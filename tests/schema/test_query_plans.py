@@ -15,7 +15,7 @@ from chaz import runs, sessionlog, sweeps
 from chaz.aside import Aside
 from chaz.completion import end_run
 from chaz.database import Database, Transaction
-from chaz.entries import session_id
+from chaz.entries import Bookmark, session_id
 from chaz.outcomes import RunOutcome
 from chaz.placing import place
 from tests.fixtures.postgres import ScratchDatabase, both_servers
@@ -179,12 +179,12 @@ async def test_claiming_reading_and_ending(explaining: ExplainingDatabase, stati
 
 
 async def test_reading_a_log_past_a_position(explaining: ExplainingDatabase) -> None:
-    plans = await explaining.plans_of(lambda database: sessionlog.entries(database, session_id("s9"), after=(50, 0)))
+    plans = await explaining.plans_of(lambda database: sessionlog.entries(database, session_id("s9"), Bookmark(50)))
     assert "entries_place" in plans
 
 
 async def test_following_a_log(explaining: ExplainingDatabase) -> None:
-    follower = sessionlog.Follower(explaining, session_id("s9"), after=50)
+    follower = sessionlog.Follower(explaining, session_id("s9"), after=Bookmark(50))
     plans = await explaining.plans_of(lambda _: follower.next())
     assert "entries_place" in plans
 
@@ -192,6 +192,17 @@ async def test_following_a_log(explaining: ExplainingDatabase) -> None:
 async def test_asking_for_a_run(explaining: ExplainingDatabase, stations: Stations) -> None:
     run = await first_run(stations)
     await explaining.plans_of(lambda database: runs.status(database, [run]))
+
+
+async def test_going_on_from_a_bookmark(explaining: ExplainingDatabase, stations: Stations) -> None:
+    mark = Bookmark(50, {await first_run(stations): 1})
+    await explaining.plans_of(lambda database: sessionlog.entries(database, session_id("s9"), mark))
+
+
+async def test_asking_for_children(explaining: ExplainingDatabase, stations: Stations) -> None:
+    run = await first_run(stations)
+    plans = await explaining.plans_of(lambda database: runs.children(database, run))
+    assert "runs_children" in plans
 
 
 async def test_sweeping(explaining: ExplainingDatabase) -> None:
