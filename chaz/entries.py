@@ -11,6 +11,8 @@ from uuid import UUID
 
 from pydantic import AfterValidator, AwareDatetime, BaseModel, ConfigDict, Field
 
+from chaz.callbacks import Callback
+
 EntryType = Literal[
     "message",
     "directive",
@@ -180,3 +182,5 @@ class RunOptions(BaseModel):
     timeout: float | None = Field(default=None, gt=0, le=MAX_TIMEOUT)
     """Seconds from the start of its time to its deadline."""
     priority: int = Field(default=0, ge=-1000, le=1000)
+    on_complete: Callback | None = None
+    """What is told of the run's end, and to whom."""

@@ -24,7 +24,7 @@ from chaz.outcomes import Usage
 from chaz.runtime.tools import current_call
 from chaz.waiter import NOBODY, Waiter, is_over
 
-_UNKNOWN = ("result", "reason", "session_id", "agent", "parent_run_id", "root_run_id", "ended_at")
+_UNKNOWN = ("result", "reason", "session_id", "agent", "parent_run_id", "root_run_id", "ended_at", "waits_for")
 
 FOLLOW_EVERY = 0.1
 """Seconds between two looks of a reader that follows."""
@@ -52,33 +52,34 @@ class AsyncAgentResult:
         # Sent in the caller's own transaction: unknown until that commits, and no mistake.
         self._uncommitted = uncommitted
 
-    async def _status(self) -> Row:
+    async def status(self) -> Row:
+        """The row of :func:`chaz.runs.status`: all that is known of its state, at one moment. Raises UnknownRun."""
         row = (await runs.status(self._database, [self.id])).get(self.id)
         if row is None:
             if self._uncommitted:
-                return {**dict.fromkeys(_UNKNOWN), "state": "pending", "id": self.id, "usage": {}}
+                return {**dict.fromkeys(_UNKNOWN), "state": "pending", "id": self.id, "usage": {}, "attempt": 0}
             raise UnknownRun(self.id)
         return row
 
     async def state(self) -> str:
         """The run's state: ``pending`` till it is placed, ``nobody`` if it wakes no agent. Raises UnknownRun."""
-        return (await self._status())["state"]
+        return (await self.status())["state"]
 
     async def ready(self) -> bool:
         """Whether it is over."""
-        return is_over(await self._status())
+        return is_over(await self.status())
 
     async def successful(self) -> bool:
         """Whether it has succeeded."""
-        return (await self._status())["state"] in {"succeeded", NOBODY}
+        return (await self.status())["state"] in {"succeeded", NOBODY}
 
     async def failed(self) -> bool:
         """Whether it has failed."""
-        return (await self._status())["state"] == "failed"
+        return (await self.status())["state"] == "failed"
 
     async def result(self) -> str | None:
         """The answer, or why it ended; None while it is not over."""
-        row = await self._status()
+        row = await self.status()
         return row["result"] if is_over(row) else None
 
     async def wait(self, timeout: float | None = None) -> None:
@@ -95,12 +96,12 @@ class AsyncAgentResult:
 
     async def _over(self, timeout: float | None) -> Row:
         refuse_in_a_run("get()")
-        await self._status()
+        await self.status()
         try:
             async with asyncio.timeout(timeout):
                 return await self._waiter.wait(self.id)
         except TimeoutError:
-            row = await self._status()
+            row = await self.status()
             if is_over(row):
                 return row
             raise WaitTimeout(self.id, row["state"], timeout) from None
@@ -114,33 +115,33 @@ class AsyncAgentResult:
 
     async def agent(self) -> str | None:
         """The agent that answers; None while that is not known, and where nobody was woken."""
-        return (await self._status())["agent"]
+        return (await self.status())["agent"]
 
     async def session_id(self) -> UUID | None:
         """Its session's id: ``chaz.session(id=…)`` gives the session. None until the sender's transaction commits."""
-        return (await self._status())["session_id"]
+        return (await self.status())["session_id"]
 
     async def usage(self) -> Usage:
         """The tokens that it has used so far, without its children's."""
-        return Usage.model_validate((await self._status())["usage"])
+        return Usage.model_validate((await self.status())["usage"])
 
     async def date_done(self) -> datetime | None:
         """When it ended; None while it is not over."""
-        return (await self._status())["ended_at"]
+        return (await self.status())["ended_at"]
 
     async def children(self) -> list[AsyncAgentResult]:
         """The runs that it has spawned so far, oldest first."""
-        status = await self._status()
+        status = await self.status()
         return [self.sibling(id) for id in await runs.children(self._database, status["id"])]
 
     async def parent(self) -> AsyncAgentResult | None:
         """The run that spawned it; None for one that was not spawned."""
-        id = (await self._status())["parent_run_id"]
+        id = (await self.status())["parent_run_id"]
         return None if id is None else self.sibling(id)
 
     async def root(self) -> AsyncAgentResult:
         """The run at the top of its tree; itself, if nobody spawned it."""
-        return self.sibling((await self._status())["root_run_id"] or self.id)
+        return self.sibling((await self.status())["root_run_id"] or self.id)
 
     async def entries(self, follow: bool = False, after: Place | None = None) -> AsyncGenerator[Entry]:
         """The entries of its session from its own on, in order; with ``follow`` as they come, until it is over.
@@ -149,10 +150,10 @@ class AsyncAgentResult:
         comes back gets each entry that it had not read, late audit entries too.
         """
         place = None if after is None else bookmark_of(after)
-        row = await self._status()
+        row = await self.status()
         while row["session_id"] is None:
             await asyncio.sleep(FOLLOW_EVERY)
-            row = await self._status()
+            row = await self.status()
         own = await sessionlog.entry(self._database, self.id)
         while follow and own is not None and own.position is None:
             await asyncio.sleep(FOLLOW_EVERY)

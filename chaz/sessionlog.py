@@ -12,6 +12,7 @@ from uuid import UUID
 
 from psycopg.types.json import Jsonb
 
+from chaz.callbacks import TaskCallback, Webhook
 from chaz.database import Database, Row, Transaction
 from chaz.entries import Author, Bookmark, Ended, Entry, EntryType
 
@@ -27,7 +28,7 @@ SEND: LiteralString = """
         expires => coalesce(
             cast(%(expires_at)s as timestamptz), clock_timestamp() + cast(%(expires_in)s as interval)),
         timeout => cast(%(timeout)s as interval), priority => cast(%(priority)s as integer),
-        open_session => cast(%(open_session)s as boolean)) as id
+        open_session => cast(%(open_session)s as boolean), on_complete => cast(%(on_complete)s as jsonb)) as id
 """
 
 
@@ -59,10 +60,12 @@ class Submission:
     timeout: timedelta | None = None
     priority: int | None = None
     open_session: bool = False
+    on_complete: Webhook | TaskCallback | None = None
 
     def parameters(self) -> dict[str, Any]:
         """The parameters of :data:`SEND`."""
-        return {**self.__dict__, "metadata": json.dumps(dict(self.metadata))}
+        on_complete = None if self.on_complete is None else self.on_complete.model_dump_json()
+        return {**self.__dict__, "metadata": json.dumps(dict(self.metadata)), "on_complete": on_complete}
 
 
 async def send(tx: Transaction, submission: Submission) -> UUID:

@@ -32,9 +32,10 @@ class Due:
     lost: bool
     late: bool
     untold: bool
+    callbacks: bool
 
     def __bool__(self) -> bool:
-        return any((self.inbox, self.scheduled, self.publish, self.lost, self.late, self.untold))
+        return any((self.inbox, self.scheduled, self.publish, self.lost, self.late, self.untold, self.callbacks))
 
 
 async def due(database: Database, *, lease: float = 0.0) -> Due:
@@ -57,7 +58,8 @@ async def due(database: Database, *, lease: float = 0.0) -> Due:
             or exists (select from chaz.runs r
                 where r.state = 'queued' and (
                     {GIVEN_UP} or not exists (select from chaz.agents a where a.name = r.agent))) as late,
-            exists (select from chaz.runs where audit_after <= now()) as untold
+            exists (select from chaz.runs where audit_after <= now()) as untold,
+            exists (select from chaz.callbacks where due_at <= now() and given_up_at is null) as callbacks
         """,
         {"lease": timedelta(seconds=lease)},
     )

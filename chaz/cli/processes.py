@@ -104,18 +104,20 @@ async def _listen(settings: Settings) -> None:
         await require_current(database)
         from chaz.audit.publisher import AuditPublisher
         from chaz.broker import check
-        from chaz.celery import RunPublisher, make_app
+        from chaz.celery import CallbackSender, RunPublisher, make_app
         from chaz.listener import Listener
 
         check(settings)
         audit = AuditPublisher(settings)
-        publisher = RunPublisher(make_app(settings), settings)
-        listener = Listener(settings, database, publisher.publish, audit)
+        app = make_app(settings)
+        publisher, callbacks = RunPublisher(app, settings), CallbackSender(app, settings)
+        listener = Listener(settings, database, publisher.publish, audit, callbacks.send)
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, listener.stop)
         await listener.run(lambda: _say_ready("listener", settings))
         publisher.close()
+        callbacks.close()
         audit.close()
         logger.info("chaz listener stopped")
     finally:

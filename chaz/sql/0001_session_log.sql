@@ -11,6 +11,7 @@
 --   steps          one stored turn of the model per row.   worker
 --   calls          one tool call of a step per row.        worker
 --   waits          what a parked run waits for.            the run asks; the child's end answers
+--   callbacks      what is told of a run's end, and to whom; due once it has ended, gone once it has been told.
 --   tree_budgets   what a tree of runs may use and used, by its root.
 --   workers        one lease per worker process (an incarnation, never a machine's name). Only it updates its row.
 --   listeners      one row per listener process, for its health.
@@ -295,6 +296,22 @@ create constraint trigger runs_ring_insert after insert on chaz.runs deferrable 
 create constraint trigger runs_ring_update after update of state on chaz.runs deferrable initially deferred
     for each row when (new.state = 'queued' and old.state <> 'queued') execute function chaz.ring();
 
+create table chaz.callbacks (
+    run_id      uuid        not null constraint callbacks_pkey primary key,
+    target      jsonb       not null,
+    ended_at    timestamptz,           -- null: its run goes on
+    due_at      timestamptz,           -- when to tell it (again)
+    tries       integer     not null default 0,
+    last_error  text,
+    given_up_at timestamptz,
+    constraint callbacks_due check ((due_at is null) = (ended_at is null))
+);
+create index callbacks_to_tell on chaz.callbacks (due_at) where due_at is not null and given_up_at is null;
+
+-- Whoever ends a run of which somebody is to be told rings, so that a listener tells it.
+create constraint trigger callbacks_ring after insert or update of due_at on chaz.callbacks
+    deferrable initially deferred for each row when (new.due_at is not null and new.tries = 0) execute function chaz.ring();
+
 create table chaz.tree_budgets (
     root_run_id uuid    not null constraint tree_budgets_pkey primary key,
     max_steps   integer,
@@ -393,7 +410,8 @@ create function chaz.send(
     expires          timestamptz default null,
     timeout          interval    default null,
     priority         integer     default null,
-    open_session     boolean     default false
+    open_session     boolean     default false,
+    on_complete      jsonb       default null
 ) returns uuid
 language plpgsql
 as $$
@@ -435,6 +453,12 @@ begin
         raise exception 'a timeout is more than 0 s and at most ten years, not %', timeout using errcode = 'CZ001';
     elsif priority not between -1000 and 1000 then
         raise exception 'a priority is between -1000 and 1000, not %', priority using errcode = 'CZ001';
+    elsif on_complete is not null and (jsonb_typeof(on_complete) <> 'object' or on_complete->>'kind' is null) then
+        raise exception 'on_complete is an object like {"kind": "webhook", "url": "https://…"}, not %', on_complete
+            using errcode = 'CZ001';
+    elsif length(on_complete::text) > 1048576 then
+        raise exception 'on_complete holds 1048576 characters at most, and this one has %', length(on_complete::text)
+            using errcode = 'CZ001';
     elsif id is not null and idempotency_key is not null then
         raise exception 'give an id or an idempotency key, not both' using errcode = 'CZ001';
     end if;
@@ -450,6 +474,10 @@ begin
     else
         session_id := chaz.session_id(session, tenant);
         metadata := metadata || jsonb_build_object('session', session);
+    end if;
+    if on_complete is not null then
+        -- Not above: its nulls are somebody's arguments.
+        options := options || jsonb_build_object('on_complete', on_complete);
     end if;
     if options <> '{}' then
         metadata := metadata || jsonb_build_object('options', options);
