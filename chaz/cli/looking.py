@@ -6,7 +6,7 @@ import argparse
 from typing import TYPE_CHECKING, get_args
 
 from chaz.cli.options import add_command, on_terminal, positive, print_json, producer_of, session_target
-from chaz.cli.render import clipped, coloured, entry_line, terminal_width
+from chaz.cli.render import STATE_COLOURS, clipped, coloured, entry_line, terminal_width
 from chaz.listings import RunFilter, list_failed
 from chaz.outcomes import RunState
 from chaz.producer import Chaz
@@ -61,9 +61,6 @@ def run_log(options: argparse.Namespace) -> int:
     return 0
 
 
-_STATE_COLOURS = {"succeeded": "32", "failed": "31", "cancelled": "35", "running": "36", "parked": "33"}
-
-
 def run_runs(options: argparse.Namespace) -> int:
     """Print runs, newest first; or what the verb says."""
     if options.verb == "requeue":
@@ -84,7 +81,7 @@ def run_runs(options: argparse.Namespace) -> int:
         return 0
     print(f"{'id':36}  {'agent':16}  {'state':10}  {'try':>3}  {'steps':>5}  {'created':19}  what")
     for run in found:
-        state = coloured(f"{run['state']:10}", _STATE_COLOURS.get(run["state"], ""), on=on_terminal())
+        state = coloured(f"{run['state']:10}", STATE_COLOURS.get(run["state"], ""), on=on_terminal())
         note = run["waits_for"] or run["result"] or ""
         session = run["session"] or run["session_id"]
         what = clipped(" ".join(f"[{session}] {note}".split()), 80)

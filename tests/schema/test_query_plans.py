@@ -11,7 +11,7 @@ from uuid import UUID, uuid4
 
 import pytest
 
-from chaz import runs, sessionlog, sweeps
+from chaz import listings, outbox, runs, sessionlog, sweeps
 from chaz.aside import Aside
 from chaz.completion import end_run
 from chaz.database import Database, Transaction
@@ -24,12 +24,13 @@ from tests.fixtures.stations import Stations
 pytestmark = [pytest.mark.anyio, both_servers]
 
 T = TypeVar("T")
-WATCHED = {"entries", "runs", "waits", "calls", "steps", "workers"}
+WATCHED = {"entries", "runs", "waits", "calls", "steps", "workers", "callbacks"}
 TINY: set[str] = {"workers"}
 """Tables that hold a few rows for ever."""
 PARTIAL = {
     "entries_inbox",
     "runs_to_publish",
+    "callbacks_to_tell",
     "runs_of_worker",
     "runs_deadline",
     "runs_expiry",
@@ -120,6 +121,11 @@ async def history(stations: Stations) -> None:
         select id, 0, 0, 'child', gen_random_uuid(), '{}', now() from chaz.runs
         """
     )
+    stations.scratch.query(
+        """
+        insert into chaz.callbacks (run_id, target) select id, '{"kind": "webhook", "url": "http://x/"}' from chaz.runs
+        """
+    )
     for text in ("one", "two", "three"):
         await stations.send("s7", text)
     await stations.place()
@@ -203,6 +209,17 @@ async def test_asking_for_children(explaining: ExplainingDatabase, stations: Sta
     run = await first_run(stations)
     plans = await explaining.plans_of(lambda database: runs.children(database, run))
     assert "runs_children" in plans
+
+
+async def test_taking_what_is_to_be_told(explaining: ExplainingDatabase, stations: Stations) -> None:
+    plans = await explaining.plans_of(outbox.take)
+    assert "callbacks_to_tell" in plans
+
+
+async def test_drawing_a_tree(explaining: ExplainingDatabase, stations: Stations) -> None:
+    run = await first_run(stations)
+    plans = await explaining.plans_of(lambda database: listings.tree_of(database, run))
+    assert "runs_tree" in plans
 
 
 async def test_sweeping(explaining: ExplainingDatabase) -> None:
