@@ -98,7 +98,10 @@ async def tree_of(database: Database, run_id: UUID) -> list[dict[str, Any]]:
         select f.*, coalesce((
             select jsonb_object_agg(tool, count) from (
                 select c.tool, count(*) from chaz.calls c
-                where c.run_id = f.id and c.state = 'started' and f.ended_at is null group by c.tool order by c.tool
+                where c.run_id = f.id and c.state = 'started' and f.ended_at is null and not exists (
+                    select from chaz.waits w where (w.run_id, w.step, w.ordinal) = (c.run_id, c.step, c.ordinal)
+                        and w.answer is not null)
+                group by c.tool order by c.tool
             ) as open), '{}') as calls
         from found f order by f.depth, f.created_at, f.id
         """,

