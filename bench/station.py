@@ -39,6 +39,12 @@ class Station:
         self._offset = 0
         self._process: subprocess.Popen[bytes] | None = None
 
+    @property
+    def pid(self) -> int:
+        """The pid of the process that is there now."""
+        assert self._process is not None
+        return self._process.pid
+
     def start(self) -> None:
         """Start it now."""
         with open(self._log, "ab") as log:

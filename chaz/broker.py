@@ -10,7 +10,7 @@ from typing import Any, cast
 
 from kombu import Connection, Exchange, Queue
 
-from chaz.channels import AUDIT, AUDIT_DEAD, RUNS, broker_name
+from chaz.channels import AUDIT, AUDIT_DEAD, DEFAULT, RUNS, broker_name
 from chaz.errors import BrokerUnavailable, ConfigurationError
 from chaz.settings import Settings, without_secrets
 
@@ -141,6 +141,18 @@ def run_queue(prefix: str, queue: str) -> Queue:
             "x-delivery-limit": DELIVERY_LIMIT,
             "x-consumer-timeout": DAY * 1000,
         },
+    )
+
+
+def default_queue(prefix: str) -> Queue:
+    """Where Celery puts tasks that name no queue: steps of chains, and a deployment's own tasks."""
+    name = broker_name(prefix, DEFAULT)
+    return Queue(
+        name,
+        Exchange(name, type="topic", durable=True),
+        routing_key=name,
+        durable=True,
+        queue_arguments={"x-queue-type": "quorum"},
     )
 
 

@@ -16,6 +16,12 @@ AUDIT_DEAD = "audit.dead"
 ISOLATION = "isolation"
 """Queue of the runs that may have taken their worker down; served by a process of its own."""
 
+DEFAULT = "default"
+"""Queue of Celery tasks that name none; served by every worker but the one of the isolation queue."""
+
+STEP = "chaz.step"
+"""The Celery task that is an agent's run in a chain."""
+
 RUNS = "runs"
 """Exchange of the agents' queues."""
 

@@ -1,7 +1,7 @@
 """The end of a run: one transaction under its session's head. There is no moment at which a part of it is true.
 
 Open calls get a result, the closing entry is appended, the state is final, the session's next run is queued, the
-parent's wait is answered, and whoever waits is notified.
+parent's wait is answered, whoever waits is notified, and who asked to be told is due to be.
 """
 
 from __future__ import annotations
@@ -96,6 +96,10 @@ async def _end(
     await budgets.release(tx, run_id)
     await tx.execute(
         """
+        with told as (
+            update chaz.callbacks set ended_at = clock_timestamp(), due_at = clock_timestamp()
+            where ended_at is null and run_id = any(array(
+                select %(run)s::uuid union all select id from chaz.runs where superseded_by = %(run)s)))
         select pg_notify(%(channel)s, id::text) from chaz.runs where (id = %(run)s or superseded_by = %(run)s)
             and exists (select from chaz.waiters where expires_at > now())
         """,

@@ -290,7 +290,24 @@ async def audit(database: Database, _: Settings) -> Finding:
     return Finding("audit", "warn", f"{text}; is `chaz audit` running?")
 
 
-LOOKS: tuple[Look, ...] = (listeners, workers, agents, isolation, inbox, queued, leases, parked, audit)
+async def callbacks(database: Database, _: Settings) -> Finding:
+    """Ends of which somebody was to be told, and could not be."""
+    (row,) = await database.fetch(
+        """
+        select count(*) filter (where given_up_at is not null) as given_up,
+            count(*) filter (where given_up_at is null and last_error is not null) as failing,
+            (array_agg(run_id || ': ' || last_error order by given_up_at desc nulls last, due_at desc)
+                filter (where last_error is not null))[1] as latest
+        from chaz.callbacks where due_at is not null
+        """
+    )
+    if not row["latest"]:
+        return Finding("callbacks", "ok", "all told")
+    text = f"{_count(row['failing'], 'end')} could not be told of yet, {row['given_up']} given up after a day"
+    return Finding("callbacks", "warn", f"{text}; run {_one_line(row['latest'])}")
+
+
+LOOKS: tuple[Look, ...] = (listeners, workers, agents, isolation, inbox, queued, leases, parked, audit, callbacks)
 """What is asked of a database whose schema is there, in the order in which it is shown."""
 
 
@@ -354,6 +371,10 @@ def dead_letters(settings: Settings) -> Finding:
 
 def _by_age(age: float, warn: float, bad: float = float("inf")) -> Verdict:
     return "bad" if age > bad else "warn" if age > warn else "ok"
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())[:200]
 
 
 def _count(number: int, one: str, many: str = "") -> str:

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Annotated, Any, Literal
 from uuid import UUID
 
 from pydantic import AfterValidator, AwareDatetime, BaseModel, ConfigDict, Field
+
+from chaz.callbacks import Callback
 
 EntryType = Literal[
     "message",
@@ -53,6 +57,75 @@ class Entry(BaseModel):
     run_id: UUID | None
     """The run that wrote it."""
     created_at: datetime
+    bookmark: str | None = None
+    """Where a reader is that has read this entry: give it, or the entry, as ``after`` to go on from here."""
+
+
+@dataclass(frozen=True)
+class Ended:
+    """Of a run that has ended: the position of its last ``ack``, and how many audit events it had to tell."""
+
+    last_ack: int
+    events: int
+
+
+@dataclass(frozen=True)
+class Bookmark:
+    """How far a log has been read: up to a position, and of each run that may still tell, up to a seq without a gap.
+
+    A position alone does not say which audit entries have been read: they stand at their run's ``ack``, and come late.
+    """
+
+    position: int = 0
+    told: Mapping[UUID, int] = field(default_factory=dict[UUID, int])
+    """Runs whose audit trail has not been read to its end, and how far it has been."""
+
+    def __str__(self) -> str:
+        return "".join((str(self.position), *(f",{run.hex}:{seq}" for run, seq in self.told.items())))
+
+    @classmethod
+    def parse(cls, text: str) -> Bookmark:
+        """The bookmark that was printed so; a bare position is one too. Raises ValueError."""
+        try:
+            position, *runs = text.split(",")
+            told = dict(run.split(":") for run in runs)
+            return cls(int(position), {UUID(run): int(seq) for run, seq in told.items()})
+        except ValueError:
+            raise ValueError(
+                f"{text!r} is no place in a log; give a position, an entry or an entry's bookmark"
+            ) from None
+
+    @classmethod
+    def of(cls, place: Place) -> Bookmark:
+        """The bookmark of a place. Raises ValueError."""
+        if isinstance(place, Entry):
+            return cls.parse(place.bookmark) if place.bookmark else cls(place.position or 0)
+        return cls.parse(str(place))
+
+    def moved_over(self, entries: Iterable[Entry], ended: Mapping[UUID, Ended]) -> Iterator[tuple[Entry, Bookmark]]:
+        """Each entry with the bookmark behind it, given the runs that have ended."""
+        position, told = self.position, dict(self.told)
+        for entry in entries:
+            run = entry.run_id
+            if entry.position is not None and not entry.seq:
+                position = entry.position
+                if entry.type == "ack" and run is not None:
+                    told.setdefault(run, 0)
+            elif run is not None and entry.seq == told.get(run, -1) + 1:
+                told[run] = entry.seq
+            if run is not None and (end := ended.get(run)) and position >= end.last_ack and told.get(run) == end.events:
+                del told[run]
+            mark = Bookmark(position, dict(told))
+            yield entry.model_copy(update={"bookmark": str(mark)}), mark
+
+    def without(self, ended: Mapping[UUID, Ended]) -> Bookmark:
+        """The same, without the runs of which nothing more can come."""
+        over = {run for run, end in ended.items() if self.position >= end.last_ack and self.told.get(run) == end.events}
+        return Bookmark(self.position, {run: seq for run, seq in self.told.items() if run not in over})
+
+
+Place = int | str | Entry
+"""A place in a log: a position, an entry that was read, or its bookmark."""
 
 
 def derived_id(kind: str, scope: str, name: str) -> UUID:
@@ -124,3 +197,5 @@ class RunOptions(BaseModel):
     priority: int = Field(default=0, ge=-1000, le=1000)
     budget: Budget | None = None
     """Of the run and all that it spawns."""
+    on_complete: Callback | None = None
+    """What is told of the run's end, and to whom."""

@@ -28,6 +28,7 @@ from chaz.errors import ChazError, DatabaseUnavailable
 from chaz.placing import Placed, place
 from chaz.runs import Publication, publishable
 from chaz.settings import Settings
+from chaz.teller import SendTasks, Teller, send_nothing
 
 logger = logging.getLogger("chaz.listener")
 
@@ -42,12 +43,20 @@ Publish = Callable[[list[Publication]], None]
 class Listener:
     """One listener process. :meth:`run` until cancelled or :meth:`stop`."""
 
-    def __init__(self, settings: Settings, database: Database, publish: Publish, audit: AuditPublisher) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        database: Database,
+        publish: Publish,
+        audit: AuditPublisher,
+        send_tasks: SendTasks = send_nothing,
+    ) -> None:
         self.id = uuid4()
         self._settings = settings
         self._database = database
         self._publish = publish
         self._audit = audit
+        self._teller = Teller(settings, database, send_tasks)
         subscription = Subscription(
             settings.listen_url or settings.database_url, [BELL], silence=settings.database_silence
         )
@@ -99,6 +108,7 @@ class Listener:
                 await self._say_awake(timedelta(0))
                 await self._report("stopped")
             await self._ear.close()
+            self._teller.close()
 
     async def _sleep(self, stopped: asyncio.Task[bool]) -> bool:
         return await self._ear.wait(stopped, self._settings.long_poll)
@@ -212,6 +222,8 @@ class Listener:
             found |= await self._attempt("taking back the runs of lost workers", self._rescue)
         if due.late:
             found |= await self._attempt("ending runs whose time is over", self._close_late)
+        if due.callbacks:
+            found |= await self._attempt("telling of ends", self._teller.tell)
         if due.untold:
             found |= await self._attempt("telling the audit trail again", self._tell_again)
         return found

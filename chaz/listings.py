@@ -64,6 +64,52 @@ async def list_failed(database: Database, wanted: RunFilter) -> list[dict[str, A
     )
 
 
+async def tree_of(database: Database, run_id: UUID) -> list[dict[str, Any]]:
+    """The runs of a run's tree, parents first, and ``calls``: how many calls of which tools are open in each.
+
+    A child whose directive no listener has placed yet is shown as pending too.
+    """
+    rows = await database.fetch(
+        """
+        with root as (
+            select coalesce(
+                (select root_run_id from chaz.runs where id = coalesce(
+                    (select superseded_by from chaz.runs where id = %(run)s), %(run)s)), %(run)s) as id),
+        placed as (
+            select r.id, r.session_id, s.name as session, r.agent, r.state, r.parent_run_id, r.depth, r.attempt,
+                r.steps, r.usage, r.cost::float8 as cost, r.waits_for, r.not_before, r.reason, r.result, r.created_at, r.started_at, r.ended_at
+            from chaz.runs r left join chaz.sessions s on s.id = r.session_id
+            where r.root_run_id = (select id from root)),
+        sent as (
+            select e.id, e.session_id, s.name as session, coalesce(e.recipient, '(not known yet)') as agent,
+                'pending' as state, s.parent_run_id,
+                coalesce(s.depth, 0) as depth, 0 as attempt,
+                0 as steps, '{}'::jsonb as usage, 0::float8 as cost, null::text as waits_for,
+                null::timestamptz as not_before, null::text as reason, null::text as result, e.created_at,
+                null::timestamptz as started_at, null::timestamptz as ended_at
+            from (
+                select e.* from chaz.sessions s join chaz.entries e on e.session_id = s.id
+                where s.root_run_id = (select id from root) and e.position is null and e.type = 'directive'
+                    and e.author = 'agent'
+                union
+                select * from chaz.entries where id = %(run)s and position is null) as e
+            left join chaz.sessions s on s.id = e.session_id),
+        found as (select * from placed union all select * from sent)
+        select f.*, coalesce((
+            select jsonb_object_agg(tool, count) from (
+                select c.tool, count(*) from chaz.calls c
+                where c.run_id = f.id and c.state = 'started' and f.ended_at is null and not exists (
+                    select from chaz.waits w where (w.run_id, w.step, w.ordinal) = (c.run_id, c.step, c.ordinal)
+                        and w.answer is not null)
+                group by c.tool order by c.tool
+            ) as open), '{}') as calls
+        from found f order by f.depth, f.created_at, f.id
+        """,
+        {"run": run_id},
+    )
+    return [dict(row) for row in rows]
+
+
 def _conditions(wanted: RunFilter) -> list[ColumnElement[bool]]:
     conditions: list[ColumnElement[bool]] = []
     for name in ("session_id", "agent", "state", "root_run_id"):

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Any
+from typing import Any, cast
 from uuid import UUID
 
 from psycopg import AsyncCursor
 from psycopg.rows import DictRow
 from psycopg.types.json import Jsonb
 
+from chaz.callbacks import callback_of
 from chaz.completion import answer_parents
 from chaz.database import Row, Transaction
 from chaz.entries import Budget
@@ -186,6 +188,7 @@ class _Work:
         self._attachments: list[dict[str, Any]] = []
         self._entries: list[dict[str, Any]] = []
         self._runs: list[dict[str, Any]] = []
+        self._callbacks: list[dict[str, Any]] = []
 
     async def answer(self, session: _Session, row: dict[str, Any]) -> None:
         """Do what the entry asks for. An entry that cannot be routed never stops the others."""
@@ -204,6 +207,7 @@ class _Work:
         except Exception as error:
             logger.exception("listener: entry %s cannot be routed", row["id"])
             wake = Refused(row["recipient"] or "", f"it cannot be routed: {type(error).__name__}")
+        self._remember_callback(row, ended=not isinstance(wake, Wake))
         match wake:
             case Wake():
                 self._wake(session, row, wake)
@@ -219,6 +223,16 @@ class _Work:
                 self._append(session, row, "note", wake.why)
             case None:
                 pass
+
+    def _remember_callback(self, row: dict[str, Any], *, ended: bool) -> None:
+        """Keep who is to be told of the run's end: at once where there is none to come."""
+        options = cast("dict[str, object]", row["options"] if isinstance(row["options"], dict) else {})
+        wanted = options.get("on_complete")
+        if wanted is not None:
+            # What is no callback has been refused by routing.
+            with contextlib.suppress(ValueError):
+                target = Jsonb(callback_of(wanted).model_dump(mode="json"))
+                self._callbacks.append({"run": row["id"], "target": target, "ended": ended})
 
     def _wake(self, session: _Session, row: dict[str, Any], wake: Wake) -> None:
         if wake.attach:
@@ -336,6 +350,16 @@ class _Work:
                         for run in self._runs
                         if run["root"] == run["id"]
                     ],
+                )
+            if self._callbacks:
+                await cursor.executemany(
+                    """
+                    insert into chaz.callbacks (run_id, target, ended_at, due_at)
+                    values (%(run)s, %(target)s, case when %(ended)s then clock_timestamp() end,
+                        case when %(ended)s then clock_timestamp() end)
+                    on conflict do nothing
+                    """,
+                    self._callbacks,
                 )
             if self._entries:
                 await cursor.executemany(

@@ -15,10 +15,10 @@ from uuid import UUID
 
 from chaz import cancelling, runs, sessionlog
 from chaz.database import Database
-from chaz.entries import Entry, EntryType
+from chaz.entries import Entry, EntryType, Place
 from chaz.errors import UnknownRun, UnknownSession
 from chaz.loops import LoopThread, loop_thread
-from chaz.result import FOLLOW_EVERY, AgentResult, AsyncAgentResult, iterate
+from chaz.result import FOLLOW_EVERY, AgentResult, AsyncAgentResult, bookmark_of, iterate
 from chaz.settings import Settings
 from chaz.submitting import SendOptions, Target, send_on, send_on_async, submission
 from chaz.waiter import Waiter
@@ -65,19 +65,23 @@ class AsyncSession:
         """A directive: an instruction to one agent, which it attaches to the session."""
         return await self.send("directive", instruction, recipient=agent, **options)
 
-    async def entries(self, follow: bool = False, after: int = 0) -> AsyncGenerator[Entry]:
-        """Its entries past position ``after``, in order, unplaced ones last; with ``follow`` as they come, for ever.
+    async def entries(self, follow: bool = False, after: Place = 0) -> AsyncGenerator[Entry]:
+        """Its entries past ``after``, in order, unplaced ones last; with ``follow`` as they come, for ever.
 
-        Raises UnknownSession.
+        ``after`` is an entry that was read, or its ``bookmark``: a reader that comes back gets each entry that it had
+        not read, late audit entries too. A position is the same without what came late of the runs before it.
+        Raises UnknownSession, InvalidEntry.
         """
-        found = await sessionlog.entries(self._chaz.database, self.id, after=(after, 1 << 30 if after else 0))
-        if not found and await sessionlog.session_row(self._chaz.database, self.id) is None:
-            raise UnknownSession(self._target.name or str(self.id))
-        if not follow:
-            for entry in found:
-                yield entry
-            return
-        follower = sessionlog.Follower(self._chaz.database, self.id, after=after)
+        start = bookmark_of(after)
+        if not follow or await sessionlog.session_row(self._chaz.database, self.id) is None:
+            found = await sessionlog.entries(self._chaz.database, self.id, start)
+            if not found and await sessionlog.session_row(self._chaz.database, self.id) is None:
+                raise UnknownSession(self._target.name or str(self.id))
+            if not follow:
+                for entry in found:
+                    yield entry
+                return
+        follower = sessionlog.Follower(self._chaz.database, self.id, after=start)
         while True:
             for entry in await follower.next():
                 yield entry
@@ -201,8 +205,8 @@ class Session:
         """A directive: an instruction to one agent, which it attaches to the session."""
         return self.send("directive", instruction, recipient=agent, **options)
 
-    def entries(self, follow: bool = False, after: int = 0) -> Iterator[Entry]:
-        """Its entries past position ``after``, in order; with ``follow`` for ever. Raises UnknownSession."""
+    def entries(self, follow: bool = False, after: Place = 0) -> Iterator[Entry]:
+        """Its entries past ``after``, in order; with ``follow`` for ever. As :meth:`AsyncSession.entries`."""
         return iterate(self._inner().entries(follow, after), self._chaz.loop)
 
     def __repr__(self) -> str:
@@ -217,6 +221,10 @@ _inherited: list[AsyncChaz] = []
 def _renew_lock() -> None:
     global _making
     _making = threading.Lock()
+
+
+_inherited: list[AsyncChaz] = []
+"""What was open before a fork: never used and never collected here, since its tasks belong to a loop that has gone."""
 
 
 os.register_at_fork(after_in_child=_renew_lock)
@@ -254,6 +262,8 @@ class Chaz:
                     async def make() -> AsyncChaz:
                         return AsyncChaz(settings=self.settings)
 
+                    if made is not None:
+                        _inherited.append(made[1])
                     made = self._made = (os.getpid(), self.loop.run(make()))
         return made[1]
 

@@ -10,6 +10,7 @@ import time
 from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future
 from concurrent.futures import wait as wait_for_futures
+from datetime import datetime
 from functools import partial
 from itertools import dropwhile
 from typing import Any
@@ -17,11 +18,14 @@ from uuid import UUID
 
 from chaz import cancelling, runs, sessionlog
 from chaz.database import Database, Row
-from chaz.entries import Entry
-from chaz.errors import RunCancelled, RunFailed, UnknownRun, WaitInsideRun, WaitTimeout
+from chaz.entries import Bookmark, Entry, Place
+from chaz.errors import InvalidEntry, RunCancelled, RunFailed, UnknownRun, WaitInsideRun, WaitTimeout
 from chaz.loops import LoopThread, loop_thread
+from chaz.outcomes import Usage
 from chaz.runtime.tools import current_call
 from chaz.waiter import NOBODY, Waiter, is_over
+
+_UNKNOWN = ("result", "reason", "session_id", "agent", "parent_run_id", "root_run_id", "ended_at", "waits_for")
 
 FOLLOW_EVERY = 0.1
 """Seconds between two looks of a reader that follows."""
@@ -49,33 +53,34 @@ class AsyncAgentResult:
         # Sent in the caller's own transaction: unknown until that commits, and no mistake.
         self._uncommitted = uncommitted
 
-    async def _status(self) -> Row:
+    async def status(self) -> Row:
+        """The row of :func:`chaz.runs.status`: all that is known of its state, at one moment. Raises UnknownRun."""
         row = (await runs.status(self._database, [self.id])).get(self.id)
         if row is None:
             if self._uncommitted:
-                return {"state": "pending", "id": self.id, "result": None, "reason": None, "session_id": None}
+                return {**dict.fromkeys(_UNKNOWN), "state": "pending", "id": self.id, "usage": {}, "attempt": 0}
             raise UnknownRun(self.id)
         return row
 
     async def state(self) -> str:
         """The run's state: ``pending`` till it is placed, ``nobody`` if it wakes no agent. Raises UnknownRun."""
-        return (await self._status())["state"]
+        return (await self.status())["state"]
 
     async def ready(self) -> bool:
         """Whether it is over."""
-        return is_over(await self._status())
+        return is_over(await self.status())
 
     async def successful(self) -> bool:
         """Whether it has succeeded."""
-        return (await self._status())["state"] in {"succeeded", NOBODY}
+        return (await self.status())["state"] in {"succeeded", NOBODY}
 
     async def failed(self) -> bool:
         """Whether it has failed."""
-        return (await self._status())["state"] == "failed"
+        return (await self.status())["state"] == "failed"
 
     async def result(self) -> str | None:
         """The answer, or why it ended; None while it is not over."""
-        row = await self._status()
+        row = await self.status()
         return row["result"] if is_over(row) else None
 
     async def wait(self, timeout: float | None = None) -> None:
@@ -92,12 +97,12 @@ class AsyncAgentResult:
 
     async def _over(self, timeout: float | None) -> Row:
         refuse_in_a_run("get()")
-        await self._status()
+        await self.status()
         try:
             async with asyncio.timeout(timeout):
                 return await self._waiter.wait(self.id)
         except TimeoutError:
-            row = await self._status()
+            row = await self.status()
             if is_over(row):
                 return row
             raise WaitTimeout(self.id, row["state"], timeout) from None
@@ -114,25 +119,64 @@ class AsyncAgentResult:
     def __await__(self) -> Generator[Any, None, str | None]:
         return self.get().__await__()
 
-    async def entries(self, follow: bool = False) -> AsyncGenerator[Entry]:
-        """The entries of its session from its own on, in order; with ``follow`` as they come, until it is over."""
-        row = await self._status()
+    def sibling(self, id: UUID) -> AsyncAgentResult:
+        """The handle of another run of the same database, unchecked."""
+        return AsyncAgentResult(id, self._database, self._waiter)
+
+    async def agent(self) -> str | None:
+        """The agent that answers; None while that is not known, and where nobody was woken."""
+        return (await self.status())["agent"]
+
+    async def session_id(self) -> UUID | None:
+        """Its session's id: ``chaz.session(id=…)`` gives the session. None until the sender's transaction commits."""
+        return (await self.status())["session_id"]
+
+    async def usage(self) -> Usage:
+        """The tokens that it has used so far, without its children's."""
+        return Usage.model_validate((await self.status())["usage"])
+
+    async def date_done(self) -> datetime | None:
+        """When it ended; None while it is not over."""
+        return (await self.status())["ended_at"]
+
+    async def children(self) -> list[AsyncAgentResult]:
+        """The runs that it has spawned so far, oldest first."""
+        status = await self.status()
+        return [self.sibling(id) for id in await runs.children(self._database, status["id"])]
+
+    async def parent(self) -> AsyncAgentResult | None:
+        """The run that spawned it; None for one that was not spawned."""
+        id = (await self.status())["parent_run_id"]
+        return None if id is None else self.sibling(id)
+
+    async def root(self) -> AsyncAgentResult:
+        """The run at the top of its tree; itself, if nobody spawned it."""
+        return self.sibling((await self.status())["root_run_id"] or self.id)
+
+    async def entries(self, follow: bool = False, after: Place | None = None) -> AsyncGenerator[Entry]:
+        """The entries of its session from its own on, in order; with ``follow`` as they come, until it is over.
+
+        ``after`` is an entry that was read (or its ``bookmark``, or a position) and goes on from there: a reader that
+        comes back gets each entry that it had not read, late audit entries too.
+        """
+        place = None if after is None else bookmark_of(after)
+        row = await self.status()
         while row["session_id"] is None:
             await asyncio.sleep(FOLLOW_EVERY)
-            row = await self._status()
+            row = await self.status()
         own = await sessionlog.entry(self._database, self.id)
         while follow and own is not None and own.position is None:
             await asyncio.sleep(FOLLOW_EVERY)
             own = await sessionlog.entry(self._database, self.id)
         # A run without an entry of its own (a requeued one) shows its whole session.
-        after = own.position - 1 if own is not None and own.position is not None else 0
+        start = place or Bookmark(own.position - 1 if own is not None and own.position is not None else 0)
         if not follow:
-            found = await sessionlog.entries(self._database, row["session_id"], after=(after, 1 << 30))
-            unplaced = own is not None and own.position is None
+            found = await sessionlog.entries(self._database, row["session_id"], start)
+            unplaced = place is None and own is not None and own.position is None
             for entry in dropwhile(lambda entry: entry.id != self.id, found) if unplaced else found:
                 yield entry
             return
-        async for entry in follow_until_over(self, self._database, row["session_id"], after=after):
+        async for entry in follow_until_over(self, self._database, row["session_id"], start):
             yield entry
 
     def __repr__(self) -> str:
@@ -145,10 +189,18 @@ class AsyncAgentResult:
         return hash(self.id)
 
 
+def bookmark_of(place: Place) -> Bookmark:
+    """The bookmark of a place in a log. Raises InvalidEntry."""
+    try:
+        return Bookmark.of(place)
+    except ValueError as error:
+        raise InvalidEntry(str(error)) from None
+
+
 async def follow_until_over(
-    handle: AsyncAgentResult, database: Database, session_id: UUID, *, after: int
+    handle: AsyncAgentResult, database: Database, session_id: UUID, after: Bookmark
 ) -> AsyncGenerator[Entry]:
-    """Entries past position ``after`` as they come, until the run is over and its audit trail read (or late)."""
+    """Entries past a bookmark as they come, until the run is over and its audit trail read (or late)."""
     follower = sessionlog.Follower(database, session_id, after=after)
     over_since: float | None = None
     while True:
@@ -220,9 +272,52 @@ class AgentResult:
         """Ask that it be ended, with the runs that it spawned. As :meth:`AsyncAgentResult.revoke`."""
         return self._loop.run(self._inner.revoke(terminate, by=by, reason=reason))
 
-    def entries(self, follow: bool = False) -> Iterator[Entry]:
-        """The entries of its session from its own on, in order; with ``follow`` as they come, until it is over."""
-        return iterate(self._inner.entries(follow), self._loop)
+    @property
+    def agent(self) -> str | None:
+        """The agent that answers; None while that is not known, and where nobody was woken."""
+        return self._loop.run(self._inner.agent())
+
+    @property
+    def session_id(self) -> UUID | None:
+        """Its session's id: ``chaz.session(id=…)`` gives the session. None until the sender's transaction commits."""
+        return self._loop.run(self._inner.session_id())
+
+    @property
+    def usage(self) -> Usage:
+        """The tokens that it has used so far, without its children's."""
+        return self._loop.run(self._inner.usage())
+
+    @property
+    def date_done(self) -> datetime | None:
+        """When it ended; None while it is not over."""
+        return self._loop.run(self._inner.date_done())
+
+    @property
+    def children(self) -> list[AgentResult]:
+        """The runs that it has spawned so far, oldest first."""
+        return [self._sibling(child) for child in self._loop.run(self._inner.children())]
+
+    @property
+    def parent(self) -> AgentResult | None:
+        """The run that spawned it; None for one that was not spawned."""
+        found = self._loop.run(self._inner.parent())
+        return None if found is None else self._sibling(found)
+
+    @property
+    def root(self) -> AgentResult:
+        """The run at the top of its tree; itself, if nobody spawned it."""
+        return self._sibling(self._loop.run(self._inner.root()))
+
+    def _sibling(self, other: AsyncAgentResult) -> AgentResult:
+        id = other.id
+        return AgentResult(id, lambda: self._inner.sibling(id))
+
+    def entries(self, follow: bool = False, after: Place | None = None) -> Iterator[Entry]:
+        """The entries of its session from its own on, in order; with ``follow`` as they come, until it is over.
+
+        ``after`` goes on from a place, as :meth:`AsyncAgentResult.entries` does.
+        """
+        return iterate(self._inner.entries(follow, after), self._loop)
 
     def __await__(self) -> Generator[Any, None, str | None]:
         refuse_in_a_run("await")

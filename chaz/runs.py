@@ -409,15 +409,30 @@ async def status(database: Database, ids: Sequence[UUID]) -> dict[UUID, Row]:
             union all
             select f.asked, r.id, r.state, r.superseded_by from followed f join chaz.runs r on r.id = f.superseded_by
         )
-        select f.asked, r.id, r.session_id, r.agent, r.state, r.result, r.reason, r.attempt, r.parent_run_id, r.usage,
-            r.created_at, r.started_at, r.ended_at, r.waits_for
+        select f.asked, r.id, r.session_id, r.agent, r.state, r.result, r.reason, r.attempt, r.parent_run_id,
+            r.root_run_id, r.usage, r.created_at, r.started_at, r.ended_at, r.waits_for
         from followed f join chaz.runs r on r.id = f.id where f.superseded_by is null
         union all
         select e.id, e.id, e.session_id, e.recipient, case when e.position is null then 'pending' else 'nobody' end,
-            null, null, 0, null, '{}', e.created_at, null, null, null
+            null, null, 0, null, null, '{}', e.created_at, null, null, null
         from asked join chaz.entries e on e.id = asked.id
         where not exists (select from chaz.runs r where r.id = asked.id)
         """,
         {"ids": list(ids)},
     )
     return {row["asked"]: row for row in rows}
+
+
+async def children(database: Database, run_id: UUID) -> list[UUID]:
+    """The runs that a run has spawned, oldest first; also those whose directive no listener has placed yet."""
+    rows = await database.fetch(
+        """
+        select id, min(created_at) as at from (
+            select id, created_at from chaz.runs where parent_run_id = %(run)s
+            union all
+            select id, created_at from chaz.entries where run_id = %(run)s and type = 'directive' and author = 'agent'
+        ) as spawned group by id order by at, id
+        """,
+        {"run": run_id},
+    )
+    return [row["id"] for row in rows]

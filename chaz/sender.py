@@ -10,7 +10,7 @@ import os
 import queue
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar, cast
 
 from kombu import Connection, Producer, Queue
 
@@ -45,6 +45,10 @@ class Link:
             else {"exchange": queue.exchange, "routing_key": queue.routing_key, "declare": [queue]}
         )
         self.producer.publish(body, delivery_mode=PERSISTENT_DELIVERY_MODE, confirm_timeout=SEND_WITHIN, **where)
+
+    def require(self, queue: str) -> None:
+        """Raise a refusal where the queue is not there: RabbitMQ drops in silence what is sent to none."""
+        cast("Any", self._connection.default_channel).queue_declare(queue, passive=True)
 
     def renew(self) -> None:
         """Go on after a refusal, which has closed the channel."""

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from math import inf
 from typing import Any, LiteralString
 from uuid import UUID
 
 from psycopg.types.json import Jsonb
 
+from chaz.callbacks import TaskCallback, Webhook
 from chaz.database import Database, Row, Transaction
-from chaz.entries import Author, Budget, Entry, EntryType
+from chaz.entries import Author, Bookmark, Budget, Ended, Entry, EntryType
 
 # Every parameter has its cast, so that any driver can send it.
 SEND: LiteralString = """
@@ -26,7 +28,8 @@ SEND: LiteralString = """
         expires => coalesce(
             cast(%(expires_at)s as timestamptz), clock_timestamp() + cast(%(expires_in)s as interval)),
         timeout => cast(%(timeout)s as interval), priority => cast(%(priority)s as integer),
-        budget => cast(%(budget)s as jsonb), open_session => cast(%(open_session)s as boolean)) as id
+        budget => cast(%(budget)s as jsonb), open_session => cast(%(open_session)s as boolean),
+        on_complete => cast(%(on_complete)s as jsonb)) as id
 """
 
 
@@ -59,11 +62,14 @@ class Submission:
     priority: int | None = None
     budget: Budget | None = None
     open_session: bool = False
+    on_complete: Webhook | TaskCallback | None = None
 
     def parameters(self) -> dict[str, Any]:
         """The parameters of :data:`SEND`."""
         budget = None if self.budget is None else self.budget.model_dump_json()
-        return {**self.__dict__, "metadata": json.dumps(dict(self.metadata)), "budget": budget}
+        on_complete = None if self.on_complete is None else self.on_complete.model_dump_json()
+        wire = {"metadata": json.dumps(dict(self.metadata)), "budget": budget, "on_complete": on_complete}
+        return {**self.__dict__, **wire}
 
 
 async def send(tx: Transaction, submission: Submission) -> UUID:
@@ -143,34 +149,35 @@ async def entry(database: Database, entry_id: UUID) -> Entry | None:
     return Entry.model_validate(rows[0]) if rows else None
 
 
-async def entries(
-    database: Database,
-    session_id: UUID,
-    *,
-    after: tuple[int, int] = (0, 0),
-    unplaced: bool = True,
-    limit: int | None = None,
-) -> list[Entry]:
-    """The session's entries past the place ``after``, in order; what is not yet placed comes last, as sent."""
+async def entries(database: Database, session_id: UUID, after: Bookmark | None = None) -> list[Entry]:
+    """The session's entries past the bookmark, in order; what is not yet placed comes last, as sent.
+
+    What a gap in a run's audit trail hides from a bookmark is given all the same, and again by the next reading.
+    """
+    after = after or Bookmark()
     rows = await database.fetch(
         f"""
         (select {ENTRY} from chaz.entries
-            where session_id = %(session)s and (position, seq) > (%(position)s, %(seq)s)
-            order by position, seq limit %(limit)s)
+            where session_id = %(session)s and position > %(position)s
+            order by position, seq)
+        union all
+        (select {ENTRY} from chaz.entries e
+            join unnest(%(runs)s::uuid[], %(seqs)s::int[]) as told(run, told_seq) on run_id = run and seq > told_seq
+            where position <= %(position)s order by position, seq)
         union all
         (select {ENTRY} from chaz.entries
-            where session_id = %(session)s and position is null and %(unplaced)s
-            order by arrival limit %(limit)s)
+            where session_id = %(session)s and position is null order by arrival)
         """,
         {
             "session": session_id,
-            "position": after[0],
-            "seq": after[1],
-            "unplaced": unplaced,
-            "limit": limit,
+            "position": after.position,
+            "runs": list(after.told),
+            "seqs": list(after.told.values()),
         },
     )
-    return [Entry.model_validate(row) for row in rows]
+    found = sorted(map(Entry.model_validate, rows), key=_place)
+    runs = after.told.keys() | {entry.run_id for entry in found if entry.type == "ack" and entry.run_id is not None}
+    return [entry for entry, _ in after.moved_over(found, await ends(database, runs))]
 
 
 async def context_entries(
@@ -215,77 +222,80 @@ async def context_entries(
 class Follower:
     """Reads a session as it grows: every entry once, in the order in which it could be known, late audit entries too.
 
-    It keeps the last position and, for each run that may still tell, the last seq without a gap before it.
+    Where it is, is a bookmark, and each entry carries the one behind it: a follower that begins there gets all that
+    this one had not read.
     """
 
-    def __init__(self, database: Database, session_id: UUID, *, after: int = 0) -> None:
+    def __init__(self, database: Database, session_id: UUID, *, after: Bookmark | None = None) -> None:
         self._database = database
         self._session_id = session_id
-        self._position = after
-        self._told: dict[UUID, int] = {}
-        """Runs whose audit trail is not complete, and how far it has been read."""
+        self._mark = after or Bookmark()
 
     @property
     def open_runs(self) -> frozenset[UUID]:
         """Runs that have been seen to start and whose trail is not complete."""
-        return frozenset(self._told)
+        return frozenset(self._mark.told)
 
     async def next(self) -> list[Entry]:
         """What is new since the last call, in order; empty where nothing is."""
         # Ends are read first: what a run had counted by then has to come.
-        ended = await self._ends()
+        known = await ends(self._database, self._mark.told)
         new = await self._read(
             f"""
             select {ENTRY} from chaz.entries
             where session_id = %(session)s and position > %(position)s and seq = 0 order by position
-            """
+            """,
+            {"session": self._session_id, "position": self._mark.position},
         )
-        for entry in new:
-            assert entry.position is not None
-            self._position = entry.position
-            if entry.type == "ack" and entry.run_id is not None:
-                self._told.setdefault(entry.run_id, 0)
-        if self._told:
-            new += await self._told_without_a_gap()
-        for run_id, count in ended.items():
-            if self._told.get(run_id) == count:
-                del self._told[run_id]
-        return sorted(new, key=lambda entry: (entry.position, entry.seq))
+        told = {entry.run_id: 0 for entry in new if entry.type == "ack" and entry.run_id is not None}
+        told |= self._mark.told
+        new += await self._told_without_a_gap(told)
+        # Of the runs that have come up only now: all of theirs that this round may have missed comes later.
+        ended = known | await ends(self._database, told.keys() - self._mark.told.keys())
+        read: list[Entry] = []
+        for entry, mark in self._mark.moved_over(sorted(new, key=_place), ended):
+            read.append(entry)
+            self._mark = mark
+        self._mark = self._mark.without(known)
+        return read
 
-    async def _told_without_a_gap(self) -> list[Entry]:
+    async def _told_without_a_gap(self, told: dict[UUID, int]) -> list[Entry]:
+        if not told:
+            return []
         new: list[Entry] = []
         for entry in await self._read(
             f"""
             select {ENTRY} from chaz.entries e
             join unnest(%(runs)s::uuid[], %(seqs)s::int[]) as told(run, told_seq) on run_id = run and seq > told_seq
             order by run_id, seq
-            """
+            """,
+            {"runs": list(told), "seqs": list(told.values())},
         ):
-            if entry.run_id is not None and entry.seq == self._told[entry.run_id] + 1:
-                self._told[entry.run_id] = entry.seq
+            if entry.run_id is not None and entry.seq == told[entry.run_id] + 1:
+                told[entry.run_id] = entry.seq
                 new.append(entry)
         return new
 
-    async def _read(self, query: LiteralString) -> list[Entry]:
-        rows = await self._database.fetch(
-            query,
-            {
-                "session": self._session_id,
-                "position": self._position,
-                "runs": list(self._told),
-                "seqs": list(self._told.values()),
-            },
-        )
-        return [Entry.model_validate(row) for row in rows]
+    async def _read(self, query: LiteralString, parameters: dict[str, Any]) -> list[Entry]:
+        return [Entry.model_validate(row) for row in await self._database.fetch(query, parameters)]
 
-    async def _ends(self) -> dict[UUID, int]:
-        if not self._told:
-            return {}
-        rows = await self._database.fetch(
-            "select id, event_seq from chaz.runs where id = any(%(runs)s) and ended_at is not null",
-            {"runs": list(self._told)},
-        )
-        return {row["id"]: row["event_seq"] for row in rows}
+
+async def ends(database: Database, runs: Collection[UUID]) -> dict[UUID, Ended]:
+    """Those of these runs that have ended."""
+    if not runs:
+        return {}
+    rows = await database.fetch(
+        """
+        select id, coalesce(ack_position, 0) as last_ack, event_seq from chaz.runs
+        where id = any(%(runs)s) and ended_at is not null
+        """,
+        {"runs": list(runs)},
+    )
+    return {row["id"]: Ended(row["last_ack"], row["event_seq"]) for row in rows}
+
+
+def _place(entry: Entry) -> tuple[float, int]:
+    return inf if entry.position is None else entry.position, entry.seq
 
 
 async def child_sessions(database: Database, root_run_id: UUID) -> list[Row]:

@@ -38,6 +38,9 @@ class Settings(BaseModel):
     tenant: str = ""
     """The tenant that a producer writes for."""
 
+    webhook_secret: str = Field(default="", repr=False)
+    """What listeners sign webhooks with."""
+
     beat: float = Field(default=3.0, gt=0)
     """How often a worker process renews its lease."""
     lease: float = Field(default=15.0, gt=0)

@@ -13,6 +13,7 @@ from uuid import UUID, uuid4
 import psycopg
 from psycopg.rows import tuple_row
 
+from chaz.callbacks import TaskCallback, Webhook, callback_of
 from chaz.database import chaz_errors, translated
 from chaz.entries import FROM_PRODUCERS, Author, Budget, EntryType, safe_text, session_id
 from chaz.errors import ConfigurationError, InvalidEntry
@@ -42,6 +43,8 @@ class SendOptions(TypedDict, total=False):
     """Higher goes first, among what waits in the session and what the listener publishes at once."""
     budget: Budget
     """What the run and all that it spawns may use."""
+    on_complete: str | Mapping[str, Any] | Webhook | TaskCallback
+    """Who is told of the run's end, at least once: a webhook's URL or a Celery signature (:mod:`chaz.callbacks`)."""
     connection: object
     """Send inside the caller's own transaction: a psycopg or SQLAlchemy connection (or SQLAlchemy session)."""
 
@@ -118,7 +121,15 @@ def submission(
         priority=options.get("priority"),
         budget=options.get("budget"),
         open_session=target.fresh,
+        on_complete=_callback(options.get("on_complete")),
     )
+
+
+def _callback(value: object) -> Webhook | TaskCallback | None:
+    try:
+        return None if value is None else callback_of(value)
+    except ValueError as error:
+        raise InvalidEntry(f"on_complete is a webhook's URL or a Celery signature; {error}") from None
 
 
 def _seconds(value: float | timedelta | None) -> timedelta | None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from datetime import timedelta
 from uuid import UUID
 
@@ -33,9 +33,10 @@ class Due:
     lost: bool
     late: bool
     untold: bool
+    callbacks: bool
 
     def __bool__(self) -> bool:
-        return any((self.inbox, self.cancel, self.scheduled, self.publish, self.lost, self.late, self.untold))
+        return any(astuple(self))
 
 
 async def due(database: Database, *, lease: float = 0.0) -> Due:
@@ -59,7 +60,8 @@ async def due(database: Database, *, lease: float = 0.0) -> Due:
             or exists (select from chaz.runs r
                 where r.state = 'queued' and (
                     {GIVEN_UP} or not exists (select from chaz.agents a where a.name = r.agent))) as late,
-            exists (select from chaz.runs where audit_after <= now()) as untold
+            exists (select from chaz.runs where audit_after <= now()) as untold,
+            exists (select from chaz.callbacks where due_at <= now() and given_up_at is null) as callbacks
         """,
         {"lease": timedelta(seconds=lease)},
     )

@@ -119,7 +119,8 @@ def load(sender: str, conf: Any, **_: object) -> None:
         task = type(f"AgentTask_{agent.name}", (AgentTask,), {"name": task_name(agent.name), "agent": agent.name})
         app.register_task(task())
     queues = sorted({agent.queue for agent in agents.values()} | {ISOLATION})
-    conf.task_queues = [run_queue(settings.broker_prefix, queue) for queue in queues]
+    # Besides what Celery's own tasks are on: chaz's default queue, or what celeryconfig.py names.
+    conf.task_queues = [*conf.task_queues, *(run_queue(settings.broker_prefix, queue) for queue in queues)]
     hear_in_worker(partial(cancel_revoked, settings))
     # The isolation queue is served by who names it with -Q, and by nobody else.
     app.amqp.queues.deselect([broker_name(settings.broker_prefix, ISOLATION)])

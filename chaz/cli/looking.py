@@ -6,7 +6,7 @@ import argparse
 from typing import TYPE_CHECKING, get_args
 
 from chaz.cli.options import add_command, on_terminal, positive, print_json, producer_of, session_target
-from chaz.cli.render import clipped, coloured, entry_line, terminal_width
+from chaz.cli.render import STATE_COLOURS, clipped, coloured, entry_line, terminal_width
 from chaz.listings import RunFilter, list_failed
 from chaz.outcomes import RunState
 from chaz.producer import Chaz
@@ -20,6 +20,12 @@ def add_commands(commands: Commands, common: argparse.ArgumentParser) -> None:
     log = add_command(commands, common, "log", run_log, "show a session's log")
     log.add_argument("session", help="its name or id")
     log.add_argument("--follow", "-f", action="store_true", help="go on as it grows, until Ctrl-C")
+    log.add_argument(
+        "--after",
+        default="0",
+        metavar="PLACE",
+        help="go on from here: a position, or the `bookmark` of an entry in JSON",
+    )
     log.add_argument("--json", action="store_true", help="one JSON object per entry, whole")
 
     runs = add_command(
@@ -47,15 +53,12 @@ def run_log(options: argparse.Namespace) -> int:
     width = terminal_width() if colour else None
     with producer_of(options) as chaz:
         name, id = session_target(options.session)
-        for entry in chaz.session(name, id=id).entries(follow=options.follow):
+        for entry in chaz.session(name, id=id).entries(follow=options.follow, after=options.after):
             if options.json:
                 print_json(entry.model_dump(mode="json"))
             else:
                 print(entry_line(entry, colour=colour, width=width), flush=True)
     return 0
-
-
-_STATE_COLOURS = {"succeeded": "32", "failed": "31", "cancelled": "35", "running": "36", "parked": "33"}
 
 
 def run_runs(options: argparse.Namespace) -> int:
@@ -78,7 +81,7 @@ def run_runs(options: argparse.Namespace) -> int:
         return 0
     print(f"{'id':36}  {'agent':16}  {'state':10}  {'try':>3}  {'steps':>5}  {'created':19}  what")
     for run in found:
-        state = coloured(f"{run['state']:10}", _STATE_COLOURS.get(run["state"], ""), on=on_terminal())
+        state = coloured(f"{run['state']:10}", STATE_COLOURS.get(run["state"], ""), on=on_terminal())
         note = run["waits_for"] or run["result"] or ""
         session = run["session"] or run["session_id"]
         what = clipped(" ".join(f"[{session}] {note}".split()), 80)

@@ -105,15 +105,15 @@ async def _listen(settings: Settings) -> None:
         await require_current(database)
         from chaz.audit.publisher import AuditPublisher
         from chaz.broker import check
-        from chaz.celery import RunPublisher, make_app
+        from chaz.celery import CallbackSender, RunPublisher, make_app
         from chaz.listener import Listener
         from chaz.revoking import RevokeEar, cancel_revoked
 
         check(settings)
         audit = AuditPublisher(settings)
         app = make_app(settings)
-        publisher = RunPublisher(app, settings)
-        listener = Listener(settings, database, publisher.publish, audit)
+        publisher, callbacks = RunPublisher(app, settings), CallbackSender(app, settings)
+        listener = Listener(settings, database, publisher.publish, audit, callbacks.send)
         revokes = RevokeEar(app, settings, partial(cancel_revoked, settings))
         await asyncio.to_thread(revokes.open)
         loop = asyncio.get_running_loop()
@@ -122,6 +122,7 @@ async def _listen(settings: Settings) -> None:
         await listener.run(lambda: _say_ready("listener", settings))
         revokes.close()
         publisher.close()
+        callbacks.close()
         audit.close()
         logger.info("chaz listener stopped")
     finally:

@@ -20,6 +20,10 @@ _COLOURS = {
 }
 
 
+STATE_COLOURS = {"succeeded": "32", "failed": "31", "cancelled": "35", "running": "36", "parked": "33"}
+"""Of a run's state."""
+
+
 def coloured(text: str, colour: str, *, on: bool) -> str:
     """The text in an ANSI colour, if ``on``."""
     return f"\033[{colour}m{text}\033[0m" if on and colour else text

@@ -12,6 +12,7 @@
 --   calls          one tool call of a step per row.        worker
 --   waits          what a parked run waits for.            the run asks; the child's end answers
 --   cancellations  runs that are to end, with their trees.  anybody asks by chaz.cancel(); the listener ends them
+--   callbacks      what is told of a run's end, and to whom; due once it has ended, gone once it has been told.
 --   tree_budgets   what a tree of runs may use and used, by its root.
 --   workers        one lease per worker process (an incarnation, never a machine's name). Only it updates its row.
 --   listeners      one row per listener process, for its health.
@@ -329,6 +330,22 @@ create index cancellations_open on chaz.cancellations (requested_at) where done_
 create constraint trigger cancellations_ring after insert on chaz.cancellations deferrable initially deferred
     for each row execute function chaz.ring();
 
+create table chaz.callbacks (
+    run_id      uuid        not null constraint callbacks_pkey primary key,
+    target      jsonb       not null,
+    ended_at    timestamptz,           -- null: its run goes on
+    due_at      timestamptz,           -- when to tell it (again)
+    tries       integer     not null default 0,
+    last_error  text,
+    given_up_at timestamptz,
+    constraint callbacks_due check ((due_at is null) = (ended_at is null))
+);
+create index callbacks_to_tell on chaz.callbacks (due_at) where due_at is not null and given_up_at is null;
+
+-- Whoever ends a run of which somebody is to be told rings, so that a listener tells it.
+create constraint trigger callbacks_ring after insert or update of due_at on chaz.callbacks
+    deferrable initially deferred for each row when (new.due_at is not null and new.tries = 0) execute function chaz.ring();
+
 -- What is used is counted with each stored step; what is reserved is held by runs (runs.reserved_*) that take one.
 create table chaz.tree_budgets (
     root_run_id     uuid    not null constraint tree_budgets_pkey primary key,
@@ -433,7 +450,8 @@ create function chaz.send(
     timeout          interval    default null,
     priority         integer     default null,
     budget           jsonb       default null,
-    open_session     boolean     default false
+    open_session     boolean     default false,
+    on_complete      jsonb       default null
 ) returns uuid
 language plpgsql
 as $$
@@ -478,6 +496,12 @@ begin
         raise exception 'a priority is between -1000 and 1000, not %', priority using errcode = 'CZ001';
     elsif jsonb_typeof(budget) <> 'object' or budget - array['steps', 'tokens', 'cost'] <> '{}' then
         raise exception 'a budget is a JSON object of steps, tokens and cost, not %', budget using errcode = 'CZ001';
+    elsif on_complete is not null and (jsonb_typeof(on_complete) <> 'object' or on_complete->>'kind' is null) then
+        raise exception 'on_complete is an object like {"kind": "webhook", "url": "https://…"}, not %', on_complete
+            using errcode = 'CZ001';
+    elsif length(on_complete::text) > 1048576 then
+        raise exception 'on_complete holds 1048576 characters at most, and this one has %', length(on_complete::text)
+            using errcode = 'CZ001';
     elsif id is not null and idempotency_key is not null then
         raise exception 'give an id or an idempotency key, not both' using errcode = 'CZ001';
     end if;
@@ -493,6 +517,10 @@ begin
     else
         session_id := chaz.session_id(session, tenant);
         metadata := metadata || jsonb_build_object('session', session);
+    end if;
+    if on_complete is not null then
+        -- Not above: its nulls are somebody's arguments.
+        options := options || jsonb_build_object('on_complete', on_complete);
     end if;
     if options <> '{}' then
         metadata := metadata || jsonb_build_object('options', options);

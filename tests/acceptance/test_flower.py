@@ -34,11 +34,14 @@ def test_a_parked_run_is_seen_to_wait(processes: Processes, database: ScratchDat
     )
     flower.until_says("Connected to")
 
-    def tasks() -> dict[str, dict[str, Any]]:
-        request = urllib.request.Request(f"http://127.0.0.1:{port}/api/tasks")
+    def ask(path: str) -> dict[str, Any]:
+        request = urllib.request.Request(f"http://127.0.0.1:{port}/api/{path}")
         request.add_header("Authorization", "Basic " + base64.b64encode(b"me:word").decode())
         with urllib.request.urlopen(request, timeout=10) as response:
             return json.load(response)
+
+    def tasks() -> dict[str, dict[str, Any]]:
+        return ask("tasks")
 
     with Chaz(database.url) as chaz:
         # Flower sees what happens after it has begun to listen.
@@ -51,9 +54,18 @@ def test_a_parked_run_is_seen_to_wait(processes: Processes, database: ScratchDat
         assert parked["name"] == "chaz.agent.parent"
         assert parked["exception"] == "parked: waits for child"
         assert parked["args"] == f"parent {chaz.session('talk').id}"
+        assert ask(f"task/result/{result.id}") == {"task-id": str(result.id), "state": "RETRY"}
 
         result.wait(60)
         eventually(lambda: tasks()[str(result.id)]["state"] == "SUCCESS")
         children = [task for task in tasks().values() if task["name"] == "chaz.agent.child"]
         assert [task["parent_id"] for task in children] == [str(result.id)]
         assert SECRET not in json.dumps(tasks())
+
+        # Whoever asks for a result gets it, from the run's row.
+        assert ask(f"task/result/{result.id}") == {"task-id": str(result.id), "state": "SUCCESS", "result": SECRET}
+        failing = chaz.session("talk").direct("solo", script({"error": "too bad"}))
+        assert f"UUID('{failing.id}'), 'model'" in ask(f"task/result/{failing.id}?timeout=30")["result"]
+        waited = ask(f"task/result/{failing.id}")
+        assert waited["state"] == "FAILURE"
+        assert f"RunFailed: run {failing.id} failed (model)" in waited["traceback"]

@@ -26,7 +26,7 @@ A_MOMENT = timedelta(seconds=0)
 LONG_AGO = timedelta(hours=1)
 EVERYTHING = {
     *("postgresql", "schema", "doorbell", "listeners", "workers", "agents", "isolation", "inbox", "queued", "leases"),
-    *("parked", "audit", "broker", "audit queue", "dead letters"),
+    *("parked", "audit", "callbacks", "broker", "audit queue", "dead letters"),
 }
 NOBODY_LISTENS = "redis://127.0.0.1:1/0"
 

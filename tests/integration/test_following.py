@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from chaz import AsyncChaz, Chaz, Entry
+from chaz import AsyncChaz, Chaz, Entry, InvalidEntry
 from chaz.audit import recorder
 from chaz.database import connect_blocking
 from chaz.deliveries import AuditEvent
@@ -99,6 +99,80 @@ async def test_a_reader_that_follows_gets_every_entry_once_and_late_audit_too(
     ]
     entries = [(entry.position, entry.seq, entry.type) async for entry in handle.entries()]
     assert entries == sorted(reader.lines, key=lambda line: line[:2])
+
+
+def lines_of(entries: list[Entry]) -> list[tuple[int | None, int, str]]:
+    return [(entry.position, entry.seq, entry.type) for entry in entries]
+
+
+async def test_a_reader_may_come_back_at_any_entry_and_misses_nothing(
+    stations: Stations, async_chaz: AsyncChaz, database: ScratchDatabase
+) -> None:
+    session = async_chaz.session("s")
+    handle = await session.direct("solo", "go")
+    reader = Reader(session.entries(follow=True))
+    await stations.place()
+    claim = await stations.claim(handle.id)
+    await stations.step(claim, *[a_call("word_count")] * 2)
+    early = [await stations.start_call(claim), await stations.finish_call(claim)]
+    await stations.give_back(claim)
+    claim = await stations.claim(handle.id)
+    late = [await stations.start_call(claim, ordinal=1), await stations.finish_call(claim, ordinal=1)]
+    record(database, early[0])
+    await reader.until("tool_call")
+    await stations.end(claim, "done")
+    await reader.until("message")
+    # Out of order, and after the end: what stands before it in the log is read behind it.
+    record(database, late[1], early[1])
+    await reader.until("tool_result")
+    record(database, late[0])
+    await reader.until("tool_result", times=2)
+    await stations.end(await stations.claimed("s", "next"), "and done")
+    await reader.until("message", times=2)
+    whole = reader.read
+    assert len(whole) == len({entry.id for entry in whole}) == 11
+
+    for number, entry in enumerate(whole, 1):
+        again = [later async for later in session.entries(after=entry)]
+        assert sorted(lines_of(again), key=str) == sorted(lines_of(whole[number:]), key=str), entry
+        follower = Reader(session.entries(follow=True, after=entry.bookmark or ""))
+        if number < len(whole):
+            last = again[-1]
+
+            async def has_read_it(follower: Reader = follower, last: Entry = last) -> bool:
+                return last.id in {entry.id for entry in follower.read}
+
+            await eventually_async(has_read_it)
+        follower.task.cancel()
+        assert {entry.id for entry in follower.read} == {entry.id for entry in whole[number:]}
+    assert whole[-1].bookmark == "7", "a log that has been read to its end is a position"
+    reader.task.cancel()
+
+    rest = [entry async for entry in handle.entries(follow=True, after=whole[3])]
+    assert {entry.id for entry in rest} == {entry.id for entry in whole[4:]}
+
+
+async def test_what_comes_before_a_gap_in_the_trail_is_not_missed(
+    stations: Stations, async_chaz: AsyncChaz, database: ScratchDatabase
+) -> None:
+    session = async_chaz.session("s")
+    claim = await stations.claimed("s")
+    await stations.step(claim, a_call("word_count"))
+    events = [await stations.start_call(claim), await stations.finish_call(claim)]
+    record(database, events[1])
+    read = [entry async for entry in session.entries()]
+    assert lines_of(read) == [(1, 0, "directive"), (2, 0, "ack"), (2, 2, "tool_result")]
+    record(database, events[0])
+    again = [entry async for entry in session.entries(after=read[-1])]
+    assert lines_of(again) == [(2, 1, "tool_call"), (2, 2, "tool_result")]
+    assert [entry async for entry in session.entries(after=again[-1])] == []
+
+
+async def test_a_place_that_is_none_is_refused(stations: Stations, async_chaz: AsyncChaz) -> None:
+    handle = await async_chaz.session("s").direct("solo", "go")
+    for entries in (async_chaz.session("s").entries(after="yesterday"), handle.entries(after="1,2:3")):
+        with pytest.raises(InvalidEntry, match="is no place in a log"):
+            await anext(entries)
 
 
 async def test_a_trail_that_never_comes_holds_no_reader_for_ever(

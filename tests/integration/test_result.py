@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
 from uuid import UUID
 
 import pytest
@@ -23,7 +24,7 @@ from chaz.errors import WaitInsideRun
 from chaz.runtime.tools import CallContext, current_call
 from chaz.testing import eventually_async
 from tests.fixtures.postgres import ScratchDatabase
-from tests.fixtures.stations import Stations
+from tests.fixtures.stations import Stations, a_call
 
 pytestmark = pytest.mark.anyio
 
@@ -118,6 +119,46 @@ async def test_a_wait_inside_a_tool_is_refused(chaz: Chaz) -> None:
         current_call.reset(token)
 
 
+# Whose it is
+
+
+async def test_a_handle_knows_its_family(stations: Stations, chaz: Chaz, async_chaz: AsyncChaz) -> None:
+    claim, spawned = await stations.spawning("s", children=2)
+    handle = chaz.result(claim.run_id)
+    assert [child.id for child in handle.children] == spawned
+    assert (handle.parent, handle.root) == (None, handle)
+    assert (handle.agent, handle.session_id, handle.date_done) == ("parent", claim.session_id, None)
+    assert handle.usage.prompt == 1
+
+    first = await stations.claim(spawned[0], "child")
+    await stations.step(first, a_call("spawn_agent"))
+    grandchild = await stations.spawn(first)
+    (placed_by_nobody,) = handle.children[0].children
+    assert (placed_by_nobody.id, placed_by_nobody.state) == (grandchild, "pending")
+    await stations.place()
+    (young,) = [child for child in handle.children[0].children if child.agent == "child"]
+    assert (young.parent, young.root, young.children) == (handle.children[0], handle, [])
+    assert young.session_id == first.session_id or young.session_id not in {None, claim.session_id}
+
+    await stations.park(claim)
+    await stations.end(first, "early")
+    assert handle.children[0].get(timeout=5) == "early"
+    assert handle.children[0].date_done == (await stations.run(spawned[0]))["ended_at"]
+
+    same = await async_chaz.result(claim.run_id)
+    assert [child.id for child in await same.children()] == spawned
+    child = (await same.children())[0]
+    parent = await child.parent()
+    assert (parent, (await child.root()).id, await child.agent()) == (same, claim.run_id, "child")
+
+
+async def test_a_handle_of_an_open_transaction_knows_nothing_yet(chaz: Chaz, database: ScratchDatabase) -> None:
+    with database.connect() as connection:
+        handle = chaz.session("s").direct("solo", "go", connection=connection)
+        assert (handle.agent, handle.session_id, handle.date_done, handle.parent) == (None, None, None, None)
+        assert (handle.root, handle.children, handle.usage.prompt) == (handle, [], 0)
+
+
 # Waiting
 
 
@@ -186,6 +227,22 @@ async def test_as_completed_ends_in_time(stations: Stations, chaz: Chaz) -> None
     assert next(completed) == done
     with pytest.raises(WaitTimeout, match=str(open_.id)):
         next(completed)
+
+
+async def test_a_thousand_waits_are_one_connection_and_one_end_reaches_them_all(
+    stations: Stations, chaz: Chaz, async_chaz: AsyncChaz, database: ScratchDatabase
+) -> None:
+    run = chaz.session("s").direct("solo", "go").id
+    with ThreadPoolExecutor(100) as threads:
+        # Threads and tasks, each with a handle of its own.
+        futures = [threads.submit(chaz.handle(run).get, 60) for _ in range(100)]
+        waits = [asyncio.create_task(async_chaz.handle(run).get(timeout=60)) for _ in range(900)]
+        await until_it_waits(database)
+        await answer(stations, run, "42")
+        answers = await asyncio.gather(*waits, *map(asyncio.wrap_future, futures))
+        # One for each of the two loops: this test's, and the one behind the sync facade.
+        assert len(database.backends("chaz-wait")) <= 2
+    assert answers == ["42"] * 1000
 
 
 async def test_two_hundred_waits_are_one_connection(

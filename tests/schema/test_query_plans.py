@@ -12,11 +12,11 @@ from uuid import UUID, uuid4
 
 import pytest
 
-from chaz import Budget, cancelling, children, journal, runs, sessionlog, sweeps
+from chaz import Budget, cancelling, children, journal, listings, outbox, runs, sessionlog, sweeps
 from chaz.aside import Aside
 from chaz.completion import end_run
 from chaz.database import Database, Transaction
-from chaz.entries import session_id
+from chaz.entries import Bookmark, session_id
 from chaz.lineage import Spawn
 from chaz.outcomes import RunOutcome, Turn, Usage
 from chaz.placing import place
@@ -26,13 +26,14 @@ from tests.fixtures.stations import Stations, a_call
 pytestmark = [pytest.mark.anyio, both_servers]
 
 T = TypeVar("T")
-WATCHED = {"entries", "runs", "waits", "calls", "steps", "workers", "cancellations"}
+WATCHED = {"entries", "runs", "waits", "calls", "steps", "workers", "cancellations", "callbacks"}
 TINY: set[str] = {"workers"}
 """Tables that hold a few rows for ever."""
 PARTIAL = {
     "entries_inbox",
     "cancellations_open",
     "runs_to_publish",
+    "callbacks_to_tell",
     "runs_of_worker",
     "runs_deadline",
     "runs_expiry",
@@ -128,6 +129,11 @@ async def history(stations: Stations) -> None:
         insert into chaz.cancellations (run_id, cancelled_by, done_at) select id, 'ada', now() from chaz.runs
         """
     )
+    stations.scratch.query(
+        """
+        insert into chaz.callbacks (run_id, target) select id, '{"kind": "webhook", "url": "http://x/"}' from chaz.runs
+        """
+    )
     for text in ("one", "two", "three"):
         await stations.send("s7", text)
     await stations.place()
@@ -208,12 +214,12 @@ async def test_reserving_spawning_and_asking(explaining: ExplainingDatabase, sta
 
 
 async def test_reading_a_log_past_a_position(explaining: ExplainingDatabase) -> None:
-    plans = await explaining.plans_of(lambda database: sessionlog.entries(database, session_id("s9"), after=(50, 0)))
+    plans = await explaining.plans_of(lambda database: sessionlog.entries(database, session_id("s9"), Bookmark(50)))
     assert "entries_place" in plans
 
 
 async def test_following_a_log(explaining: ExplainingDatabase) -> None:
-    follower = sessionlog.Follower(explaining, session_id("s9"), after=50)
+    follower = sessionlog.Follower(explaining, session_id("s9"), after=Bookmark(50))
     plans = await explaining.plans_of(lambda _: follower.next())
     assert "entries_place" in plans
 
@@ -221,6 +227,28 @@ async def test_following_a_log(explaining: ExplainingDatabase) -> None:
 async def test_asking_for_a_run(explaining: ExplainingDatabase, stations: Stations) -> None:
     run = await first_run(stations)
     await explaining.plans_of(lambda database: runs.status(database, [run]))
+
+
+async def test_going_on_from_a_bookmark(explaining: ExplainingDatabase, stations: Stations) -> None:
+    mark = Bookmark(50, {await first_run(stations): 1})
+    await explaining.plans_of(lambda database: sessionlog.entries(database, session_id("s9"), mark))
+
+
+async def test_asking_for_children(explaining: ExplainingDatabase, stations: Stations) -> None:
+    run = await first_run(stations)
+    plans = await explaining.plans_of(lambda database: runs.children(database, run))
+    assert "runs_children" in plans
+
+
+async def test_taking_what_is_to_be_told(explaining: ExplainingDatabase, stations: Stations) -> None:
+    plans = await explaining.plans_of(outbox.take)
+    assert "callbacks_to_tell" in plans
+
+
+async def test_drawing_a_tree(explaining: ExplainingDatabase, stations: Stations) -> None:
+    run = await first_run(stations)
+    plans = await explaining.plans_of(lambda database: listings.tree_of(database, run))
+    assert "runs_tree" in plans
 
 
 async def test_sweeping(explaining: ExplainingDatabase) -> None:

@@ -13,6 +13,7 @@ from chaz.entries import (
     FROM_PRODUCERS,
     IN_CONTEXT,
     MAX_CONTENT,
+    Bookmark,
     EntryType,
     RunOptions,
     derived_id,
@@ -135,3 +136,16 @@ def test_allow_lists_name_types_that_exist() -> None:
     assert set(get_args(EntryType)) >= IN_CONTEXT | FROM_PRODUCERS
     assert {"message", "directive", "summary"} == IN_CONTEXT
     assert {"message", "directive", "approval_decision", "compaction_request"} == FROM_PRODUCERS
+
+
+def test_a_bookmark_is_a_line_of_text() -> None:
+    run = UUID(int=12)
+    assert str(Bookmark(7, {run: 2})) == f"7,{run.hex}:2"
+    for mark in (Bookmark(), Bookmark(3), Bookmark(7, {run: 2, UUID(int=5): 0})):
+        assert Bookmark.parse(str(mark)) == mark
+
+
+@pytest.mark.parametrize("text", ["", "x", "1,2", "1,2:3", "1,:"])
+def test_what_is_no_bookmark_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="no place in a log"):
+        Bookmark.parse(text)

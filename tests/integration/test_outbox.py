@@ -1,0 +1,117 @@
+"""Callbacks in the store: due with the run's end, taken by one, told at least once, given up after a day."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from chaz import Chaz, InvalidEntry, outbox, sweeps
+from chaz.callbacks import TaskCallback, Webhook
+from chaz.doctor import callbacks
+from chaz.settings import Settings
+from tests.fixtures.postgres import ScratchDatabase
+from tests.fixtures.stations import Stations
+
+pytestmark = pytest.mark.anyio
+
+URL = "https://example.org/ends"
+SIGNATURE: dict[str, Any] = {
+    "task": "mine.store",
+    "args": [None],
+    "kwargs": {"x": None},
+    "options": {"queue": "mine", "link_error": [{"task": "mine.failed"}]},
+    "immutable": False,
+}
+
+
+async def test_nothing_is_due_before_the_end_and_all_of_it_then(stations: Stations, chaz: Chaz) -> None:
+    run = chaz.session("s").direct("solo", "go", on_complete=SIGNATURE)
+    await stations.place()
+    claim = await stations.claim(run.id)
+    assert await outbox.take(stations.database) == []
+    await stations.end(claim, "42")
+    assert (await sweeps.due(stations.database)).callbacks
+    (end,) = await outbox.take(stations.database)
+    assert (end.entry, end.run, end.state, end.result, end.succeeded) == (run.id, run.id, "succeeded", "42", True)
+    assert isinstance(end.target, TaskCallback)
+    assert end.target.success is not None
+    assert (end.target.success["args"], end.target.success["kwargs"]) == ([None], {"x": None}), "nulls are kept"
+    assert end.target.success["options"] == {"queue": "mine"}
+    assert end.target.failure == ({"task": "mine.failed"},)
+
+    assert await outbox.take(stations.database) == [], "who has taken it tells it"
+    await outbox.told(stations.database, run.id)
+    assert await stations.fetch("select from chaz.callbacks") == []
+
+
+async def test_a_message_that_another_run_took_is_told_with_that_one(stations: Stations, chaz: Chaz) -> None:
+    one, two = [chaz.session("s").say(text, recipient="solo", on_complete=URL) for text in ("one", "two")]
+    await stations.place()
+    await stations.end(await stations.claim(one.id), "both")
+    ends = {end.entry: end for end in await outbox.take(stations.database)}
+    assert ends.keys() == {one.id, two.id}
+    assert (ends[two.id].run, ends[two.id].result, ends[two.id].target) == (one.id, "both", Webhook(url=URL))
+
+
+async def test_a_run_that_goes_on_all_the_same_is_told_later(stations: Stations, chaz: Chaz) -> None:
+    run = chaz.session("s").direct("solo", "go", on_complete=URL)
+    await stations.place()
+    stations.scratch.query("update chaz.callbacks set ended_at = now(), due_at = now()")
+    assert await outbox.take(stations.database) == []
+    await stations.end(await stations.claim(run.id))
+    assert [end.entry for end in await outbox.take(stations.database)] == [run.id]
+
+
+async def test_an_end_without_a_run_is_told_at_once(stations: Stations, chaz: Chaz) -> None:
+    nobody = chaz.session("s").say("anybody?", on_complete=URL)
+    await stations.place()
+    (end,) = await outbox.take(stations.database)
+    assert (end.entry, end.state, end.result, end.succeeded) == (nobody.id, "nobody", None, True)
+
+
+async def test_it_is_tried_for_a_day_then_given_up_and_seen(
+    stations: Stations, chaz: Chaz, database: ScratchDatabase
+) -> None:
+    run = chaz.session("s").direct("solo", "go", on_complete=URL)
+    await stations.place()
+    await stations.end(await stations.claim(run.id))
+    settings = Settings(database_url=database.url)
+    assert (await callbacks(stations.database, settings)).verdict == "ok"
+
+    pauses: list[float] = []
+    for _ in range(14):
+        database.query("update chaz.callbacks set due_at = now()")
+        assert [end.entry for end in await outbox.take(stations.database)] == [run.id]
+        assert not await outbox.not_told(stations.database, run.id, "refused")
+        pauses.append(database.value("select extract(epoch from due_at - now())::float8 from chaz.callbacks"))
+    assert pauses[:6] == sorted(pauses[:6])
+    assert 3500 < pauses[-1] <= 3600
+    finding = await callbacks(stations.database, settings)
+    assert (finding.verdict, "1 end could not" in finding.text, "refused" in finding.text) == ("warn", True, True)
+
+    database.query("update chaz.callbacks set ended_at = now() - interval '25 hours'")
+    assert await outbox.not_told(stations.database, run.id, "refused for good")
+    database.query("update chaz.callbacks set due_at = now()")
+    assert await outbox.take(stations.database) == []
+    assert not (await sweeps.due(stations.database)).callbacks
+    assert "1 given up after a day" in (await callbacks(stations.database, settings)).text
+
+
+@pytest.mark.parametrize(
+    "wanted",
+    ["ftp://x", "https://", {"task": object()}, {"kind": "carrier pigeon"}, 3, {"kind": "webhook", "url": "x"}],
+)
+async def test_what_is_no_callback_is_refused_at_the_door(chaz: Chaz, wanted: Any) -> None:
+    with pytest.raises(InvalidEntry, match="on_complete"):
+        chaz.session("s").direct("solo", "go", on_complete=wanted)
+
+
+async def test_what_sql_lets_through_is_refused_by_placing(stations: Stations, database: ScratchDatabase) -> None:
+    id = database.value(
+        """
+        select chaz.send('s', 'directive', 'cron', 'go', recipient => 'solo', on_complete => '{"kind": "pigeon"}')
+        """
+    )
+    await stations.place()
+    assert (await stations.run(id))["reason"] == "invalid"
