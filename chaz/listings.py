@@ -77,7 +77,8 @@ async def tree_of(database: Database, run_id: UUID) -> list[dict[str, Any]]:
                     (select superseded_by from chaz.runs where id = %(run)s), %(run)s)), %(run)s) as id),
         placed as (
             select r.id, r.session_id, s.name as session, r.agent, r.state, r.parent_run_id, r.depth, r.attempt,
-                r.steps, r.usage, r.cost::float8 as cost, r.waits_for, r.not_before, r.reason, r.result, r.created_at, r.started_at, r.ended_at
+                r.steps, r.usage, r.cost::float8 as cost,
+                r.waits_for, r.not_before, r.reason, r.result, r.created_at, r.started_at, r.ended_at
             from chaz.runs r left join chaz.sessions s on s.id = r.session_id
             where r.root_run_id = (select id from root)),
         sent as (
