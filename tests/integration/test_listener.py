@@ -219,12 +219,14 @@ async def test_a_session_that_cannot_be_placed_is_set_aside(
     listeners: Listeners, stations: Stations, database: ScratchDatabase, caplog: pytest.LogCaptureFixture
 ) -> None:
     listener = await listeners.start(long_poll=0.05)
+    # In threads: what waits here for a lock would stop the listener, which is on this loop and may hold it.
     # Whoever may write may give a position, and so take one that the listener is about to give.
-    database.query(
+    await asyncio.to_thread(
+        database.query,
         """
         insert into chaz.entries (session_id, position, type, sender, author, content)
         values (chaz.session_id('spoilt'), 1, 'note', 'eve', 'program', '')
-        """
+        """,
     )
     spoilt = await stations.send("spoilt")
     await listener.until_rounds(3)
@@ -235,8 +237,8 @@ async def test_a_session_that_cannot_be_placed_is_set_aside(
     assert said[0].endswith("set aside for 1 s")
     assert len(said) < 5
 
-    database.query("alter table chaz.entries disable trigger entries_append_only_delete")
-    database.query("delete from chaz.entries where sender = 'eve'")
+    await asyncio.to_thread(database.query, "alter table chaz.entries disable trigger entries_append_only_delete")
+    await asyncio.to_thread(database.query, "delete from chaz.entries where sender = 'eve'")
     await listener.until_published(spoilt, within=30)
 
 
@@ -245,15 +247,18 @@ async def test_a_kind_of_work_that_fails_holds_up_no_other(
 ) -> None:
     listener = await listeners.start(long_poll=0.05, lease=0.5)
     lost, late = [await stations.claimed(session) for session in ("lost", "late")]
-    database.query(
+    await asyncio.to_thread(
+        database.query,
         """
         create function refuse() returns trigger language plpgsql as $$ begin raise 'refused by the test'; end $$;
         create trigger refuse before update on chaz.runs for each row when (new.crashes > old.crashes)
             execute function refuse()
-        """
+        """,
     )
     stations.beat(timedelta(seconds=-1))
-    database.query("update chaz.runs set deadline = now() - interval '1 hour' where id = %(id)s", id=late.run_id)
+    await asyncio.to_thread(
+        database.query, "update chaz.runs set deadline = now() - interval '1 hour' where id = %(id)s", id=late.run_id
+    )
 
     async def is_ended() -> bool:
         return await stations.state(late.run_id) == "failed"
@@ -262,5 +267,5 @@ async def test_a_kind_of_work_that_fails_holds_up_no_other(
     assert await stations.state(lost.run_id) == "running"
     assert "taking back the runs of lost workers failed; set aside for 1 s" in caplog.text
 
-    database.query("drop trigger refuse on chaz.runs")
+    await asyncio.to_thread(database.query, "drop trigger refuse on chaz.runs")
     await listener.until_published(lost.run_id, within=30)
