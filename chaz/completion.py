@@ -25,6 +25,9 @@ from chaz.runs import Claim
 AUDIT_GRACE = timedelta(seconds=5)
 """How long after a run's end its events may be on their way; then what is missing is sent again."""
 
+INTERRUPTED = "interrupted"
+"""The reason of a run that ended in favour of a newer message. It ends with a message of its own, and no error."""
+
 # What the parent's model is told of a child that did not succeed.
 _TOLD: dict[str, str] = {
     "failed": "agent {agent} failed ({reason}): {text}",
@@ -91,6 +94,8 @@ async def _end(
         },
     )
     await _append_closing_entry(tx, run, outcome, text)
+    if outcome.state == "cancelled":
+        await _release_others(tx, run)
     await _queue_next(tx, run)
     await _answer_parents(tx, run, _told(run, outcome, text))
     await tx.execute(
@@ -155,7 +160,7 @@ async def _close_calls(tx: Transaction, run: Row) -> list[AuditEvent]:
 
 
 async def _append_closing_entry(tx: Transaction, run: Row, outcome: RunOutcome, text: str) -> None:
-    if outcome.state == "succeeded":
+    if outcome.state == "succeeded" or outcome.reason == INTERRUPTED:
         if text.strip():
             await sessionlog.append(
                 tx,
@@ -165,6 +170,7 @@ async def _append_closing_entry(tx: Transaction, run: Row, outcome: RunOutcome, 
                 sender=run["agent"],
                 author="agent",
                 content=text,
+                metadata=outcome.metadata,
                 run_id=run["id"],
             )
         return
@@ -181,16 +187,36 @@ async def _append_closing_entry(tx: Transaction, run: Row, outcome: RunOutcome, 
     )
 
 
+async def _release_others(tx: Transaction, run: Row) -> None:
+    """The messages of others that the run was to answer too wait again: it was cancelled for its own sender only."""
+    await tx.execute(
+        """
+        update chaz.runs p set state = 'pending', superseded_by = null
+        from chaz.entries e
+        where p.superseded_by = %(run)s and p.state = 'superseded' and e.id = p.id and e.sender <> (
+            select sender from chaz.entries where session_id = %(session)s and position = %(position)s and seq = 0)
+        """,
+        {"run": run["id"], "session": run["session_id"], "position": run["trigger_position"]},
+    )
+
+
 async def _queue_next(tx: Transaction, run: Row) -> None:
-    """If the run was the session's active one, the first pending one whose time has come is queued in its place."""
+    """If the run was the session's active one, the next is queued in its place.
+
+    That is the message's that interrupted it, else the first pending one whose time has come.
+    """
     await tx.execute(
         """
         with free as (
             select session_id from chaz.heads where session_id = %(session)s and active_run = %(run)s),
         next as (
-            select id from chaz.runs where session_id = (select session_id from free) and state = 'pending'
-                and (not_before is null or not_before <= clock_timestamp())
-            order by priority desc, trigger_position limit 1),
+            select coalesce((
+                select id from chaz.runs
+                where interrupts = %(run)s and state = 'pending' and session_id = (select session_id from free)
+                order by trigger_position limit 1), (
+                select id from chaz.runs where session_id = (select session_id from free) and state = 'pending'
+                    and (not_before is null or not_before <= clock_timestamp())
+                order by priority desc, trigger_position limit 1)) as id),
         queued as (
             update chaz.runs set state = 'queued', queued_at = clock_timestamp(), publishes = 0,
                 publish_after = clock_timestamp()

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import TypeVar
 
-from chaz import journal
+from chaz import journal, steering
 from chaz.database import Database, Transaction
 from chaz.deliveries import AuditEvent
 from chaz.outcomes import CallOutcome, ToolCall, Turn, Usage
 from chaz.runs import Claim
+from chaz.runtime.context import spoken
+from chaz.runtime.models import HistoryMessage
 from chaz.writes import surely
 
 T = TypeVar("T")
@@ -32,6 +34,8 @@ class RunJournal:
         self._version = version
         self._tell = tell
         self._wait_for_lease = wait_for_lease
+        self.read_to = claim.read_to
+        """The last position that the run has read."""
 
     async def wait_for_lease(self) -> None:
         await self._wait_for_lease()
@@ -41,6 +45,14 @@ class RunJournal:
             partial(journal.store_step, claim=self._claim, step=step, turn=turn, version=self._version, usage=usage),
             partial(journal.has_step, claim=self._claim, step=step),
         )
+
+    async def hear(self, step: int) -> Sequence[HistoryMessage]:
+        if not await surely(self._database, self._claim.run_id, partial(steering.is_spoken_to, claim=self._claim)):
+            return []
+        hear = partial(steering.hear, claim=self._claim, step=step, after=self.read_to)
+        entries = await surely(self._database, self._claim.run_id, hear)
+        self.read_to = max([self.read_to, *(entry.position or 0 for entry in entries)])
+        return spoken(entries)
 
     async def start_call(self, step: int, ordinal: int, call: ToolCall) -> None:
         place = {"claim": self._claim, "step": step, "ordinal": ordinal, "call": call}

@@ -138,8 +138,8 @@ async def _register(url: str, agents: Agents) -> None:
             await register_agents(
                 tx,
                 [
-                    (agent.name, agent.queue, agent.version, agent.max_steps, timedelta(seconds=agent.timeout))
-                    for agent in agents.values()
+                    (a.name, a.queue, a.version, a.max_steps, timedelta(seconds=a.timeout), a.max_concurrent)
+                    for a in agents.values()
                 ],
             )
 

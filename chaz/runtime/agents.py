@@ -27,8 +27,9 @@ class Agent:
     ``model`` is a name such as ``openai:gpt-5-mini``, or ``scripted``. ``tools`` holds functions made by
     :func:`chaz.tool` and names of built-in tools (``"spawn_agent"``). ``may_spawn`` names the agents it may spawn
     (globs such as ``web.*`` too). ``max_steps`` is the most turns of its model in a run, ``timeout`` the seconds from
-    a run's making to its deadline, ``model_timeout`` those of one turn. ``queue`` is the broker's queue it is served
-    from, its own by default. Raises :class:`~chaz.errors.AgentsError` with file and line.
+    a run's making to its deadline, ``model_timeout`` those of one turn. ``max_concurrent`` caps the runs of it that are
+    running at once, on all machines together; the definition that a worker registered last holds. ``queue`` is the
+    broker's queue it is served from, its own by default. Raises :class:`~chaz.errors.AgentsError` with file and line.
     """
 
     def __init__(
@@ -42,6 +43,7 @@ class Agent:
         max_steps: int = 30,
         timeout: float = 3600.0,
         model_timeout: float = 300.0,
+        max_concurrent: int | None = None,
         queue: str | None = None,
     ) -> None:
         frame = traceback.extract_stack(limit=2)[0]
@@ -53,6 +55,7 @@ class Agent:
         self.max_steps = max_steps
         self.timeout = timeout
         self.model_timeout = model_timeout
+        self.max_concurrent = max_concurrent
         self.queue = queue or name
         self.tools: dict[str, Tool] = {}
         self.built_in: list[str] = []
@@ -74,6 +77,8 @@ class Agent:
         for limit in ("max_steps", "timeout", "model_timeout"):
             if getattr(self, limit) <= 0:
                 raise self._error(f"{limit} is {getattr(self, limit)}; use more than 0")
+        if self.max_concurrent is not None and self.max_concurrent < 1:
+            raise self._error(f"max_concurrent is {self.max_concurrent}; use 1 or more, or None for no cap")
         try:
             check_model_name(self.model)
         except ConfigurationError as error:

@@ -7,7 +7,7 @@ from collections import Counter
 
 import pytest
 
-from chaz.runs import publishable
+from chaz.publishing import publishable
 from chaz.testing import eventually_async
 from tests.fixtures.listeners import A_MINUTE, Listeners, Watched
 from tests.fixtures.postgres import ScratchDatabase

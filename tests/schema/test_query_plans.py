@@ -11,7 +11,7 @@ from uuid import UUID, uuid4
 
 import pytest
 
-from chaz import runs, sessionlog, sweeps
+from chaz import publishing, runs, sessionlog, sweeps
 from chaz.aside import Aside
 from chaz.completion import end_run
 from chaz.database import Database, Transaction
@@ -111,7 +111,8 @@ async def history(stations: Stations) -> None:
     stations.scratch.query(
         """
         with stored as (
-            insert into chaz.steps (run_id, step, attempt, version, turn) select id, 0, 1, 'v1', '{}' from chaz.runs),
+            insert into chaz.steps (run_id, step, attempt, version, read_to, turn)
+            select id, 0, 1, 'v1', 1, '{}' from chaz.runs),
         called as (
             insert into chaz.calls (run_id, step, ordinal, call_id, tool, arguments, attempt, state, outcome, result,
                 call_position, call_seq, result_position, result_seq)
@@ -154,7 +155,9 @@ async def test_placing(explaining: ExplainingDatabase) -> None:
 
 
 async def test_publishing(explaining: ExplainingDatabase) -> None:
-    plans = await explaining.plans_of(lambda database: database.transact(lambda tx: runs.publishable(tx, first_wait=5)))
+    plans = await explaining.plans_of(
+        lambda database: database.transact(lambda tx: publishing.publishable(tx, first_wait=5))
+    )
     assert "runs_to_publish" in plans
 
 

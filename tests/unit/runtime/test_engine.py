@@ -65,6 +65,8 @@ class Recorder:
     events: list[str] = field(default_factory=list[str])
     """The writes in words, and between them what tools and models say they do."""
     lost: bool = False
+    said: dict[int, list[str]] = field(default_factory=dict[int, list[str]])
+    """What people say before a step, by the step."""
 
     def _write(self, written: Written) -> None:
         self.writes.append(written)
@@ -85,6 +87,9 @@ class Recorder:
     def answer(self, step: int, ordinal: int, outcome: CallOutcome) -> None:
         """The child's end, in its own transaction."""
         self._write(Written("answered", step, ordinal, outcome=outcome))
+
+    async def hear(self, step: int) -> Sequence[HistoryMessage]:
+        return [UserMessage(text=text) for text in self.said.pop(step, [])]
 
     async def wait_for_lease(self) -> None:
         if self.lost:
