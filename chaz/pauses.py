@@ -76,7 +76,7 @@ async def paused(database: Database) -> list[dict[str, Any]]:
     return await database.fetch(
         """
         select p.kind, coalesce(s.name, p.name) as name, p.since, p.paused_by, p.reason
-        from chaz.pauses p left join chaz.sessions s on p.kind = 'session' and s.id = p.name::uuid
+        from chaz.pauses p left join chaz.sessions s on s.id = case when p.kind = 'session' then p.name::uuid end
         order by p.since, p.kind, p.name
         """
     )
