@@ -96,3 +96,6 @@ parent = Agent(
     tools=[word_count, record_effect, "spawn_agent"],
     may_spawn=["child", "parent", "solo"],
 )
+capped = Agent(
+    "capped", instructions="Two of us at a time.", model="scripted", tools=[slow, record_effect], max_concurrent=2
+)
