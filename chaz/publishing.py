@@ -48,7 +48,7 @@ may be announced: ``ahead`` of the tenant's, and of the agent's as a whole ``und
 """
 
 DUE: LiteralString = f"""
-    select r.id, r.priority, r.publish_after from chaz.runs r
+    select r.id, r.priority, r.publish_after, r.suspect from chaz.runs r
     where r.state = 'queued' and r.agent = room.agent and r.tenant = room.tenant and r.publish_after <= now()
         and not {GIVEN_UP}
         and not exists (select from chaz.pauses p where p.kind = 'session' and p.name = r.session_id::text)
@@ -69,22 +69,22 @@ async def publishable(
         f"""
         with recursive {ROOM},
         candidates as (
-            select due.*, room.agent, room.under_cap,
+            select due.*, room.agent, room.queue, room.under_cap,
                 row_number() over (
                     partition by room.agent, room.tenant order by due.priority desc, due.publish_after) as turn
-            from room cross join lateral ({DUE} limit greatest(least(room.ahead, %(limit)s), 0)) due
+            from room cross join lateral (
+                {DUE} limit greatest(least(room.ahead, %(limit)s), 0) for update of r skip locked) due
             where room.under_cap is null or room.under_cap > 0),
         placed as (
             select c.*, row_number() over (partition by agent order by priority desc, turn, publish_after) as place
             from candidates c),
         chosen as (
-            select id, turn from placed where under_cap is null or place <= under_cap
+            select id, turn, suspect, queue from placed where under_cap is null or place <= under_cap
             order by priority desc, turn, publish_after limit %(limit)s),
         due as (
-            select r.id, chosen.turn, case when r.suspect and {ISOLATED}
-                then %(isolation)s else a.queue end as queue
-            from chosen join chaz.runs r on r.id = chosen.id join chaz.agents a on a.name = r.agent
-            where r.state = 'queued' and r.publish_after <= now() for update of r skip locked)
+            select chosen.id, chosen.turn, case when chosen.suspect and {ISOLATED}
+                then %(isolation)s else chosen.queue end as queue
+            from chosen)
         update chaz.runs r set
             publishes = r.publishes + 1,
             publish_after = now() + least(%(first_wait)s * power(2, least(r.publishes, 20)), 3600) * interval '1 second'

@@ -74,6 +74,32 @@ def test_what_each_policy_does(workers: list[Process], database: ScratchDatabase
     assert {row["reason"] for row in noted} == {"interrupted", "steered"}
 
 
+def test_a_replay_on_another_host_hears_a_message_where_the_first_did(
+    processes: Processes, database: ScratchDatabase
+) -> None:
+    settings = {"lease": "2", "beat": "0.5", "sweep": "1"}
+    processes.listener(**settings)
+    first = processes.worker(**settings)
+    calls_made = "select count(*) from chaz.calls where tool = 'until_effect'"
+    with Chaz(database.url) as chaz:
+        session = chaz.session("steered")
+        session.configure(on_message="steer")
+        result = session.direct("solo", script(calls(call("until_effect", name="one")), answer("unheard")))
+        eventually(lambda: database.value(calls_made) == 1, within=BOUND)
+        # What it hears tells it to make a second call; had the replay put it after that, it would make a third.
+        said = session.say(script(calls(call("until_effect", name="two")), answer("heard"), text="Hi."))
+        eventually(lambda: said.state == "pending", within=BOUND)
+        database.query("insert into effects (name) values ('one')")
+        eventually(lambda: database.value(calls_made) == 2, within=BOUND)
+        first.kill()
+        processes.worker(**settings)
+        assert [result.get(timeout=BOUND), said.get(timeout=BOUND)] == ["heard", "heard"]
+    assert database.value(calls_made) == 2
+    assert database.query("select attempt, steps from chaz.runs where state = 'succeeded'") == [
+        {"attempt": 2, "steps": 3}
+    ]
+
+
 def test_a_childs_answer_and_messages_arrive_together(workers: list[Process], database: ScratchDatabase) -> None:
     order = random.Random(0)
     sent: list[UUID] = []

@@ -11,7 +11,7 @@ from uuid import UUID, uuid4
 
 import pytest
 
-from chaz import publishing, runs, sessionlog, sweeps
+from chaz import interrupts, publishing, runs, sessionlog, steering, sweeps
 from chaz.aside import Aside
 from chaz.completion import end_run
 from chaz.database import Database, Transaction
@@ -35,6 +35,9 @@ PARTIAL = {
     "runs_expiry",
     "runs_one_active",
     "runs_pending",
+    "runs_interrupting",
+    "runs_announced",
+    "runs_running",
 }
 """Indexes that hold only what is to be done, so that reading all of one is fine."""
 
@@ -159,6 +162,43 @@ async def test_publishing(explaining: ExplainingDatabase) -> None:
         lambda database: database.transact(lambda tx: publishing.publishable(tx, first_wait=5))
     )
     assert "runs_to_publish" in plans
+
+
+async def test_publishing_from_a_long_queue(explaining: ExplainingDatabase, stations: Stations) -> None:
+    stations.scratch.query(
+        """
+        insert into chaz.runs
+            (id, session_id, tenant, agent, state, cause, root_run_id, deadline, publish_after, publishes)
+        select gen_random_uuid(), gen_random_uuid(), 't' || n % 3, 'solo', 'queued', 'directive', gen_random_uuid(),
+            now() + interval '1 hour', now() - n * interval '1 second', n % 2
+        from generate_series(1, 300) n
+        """
+    )
+    stations.scratch.query("analyze chaz.runs")
+
+    async def place_and_publish(tx: Transaction) -> None:
+        await publishing.room_at_once(tx, ["", "t1"])
+        assert len(await publishing.publishable(tx, first_wait=5)) == 200
+
+    await explaining.plans_of(sweeps.due)
+    await explaining.plans_of(lambda database: database.transact(place_and_publish))
+
+
+async def test_interrupting_and_hearing(explaining: ExplainingDatabase, stations: Stations) -> None:
+    claims = {policy: await stations.claimed(policy) for policy in ("interrupt", "steer")}
+    for policy in claims:
+        stations.scratch.query("update chaz.sessions set on_message = name where name = %(name)s", name=policy)
+        await stations.say(policy)
+    await stations.place()
+    steered = claims["steer"]
+
+    async def hear(database: Database) -> None:
+        assert await database.transact(lambda tx: steering.is_spoken_to(tx, steered))
+        await database.transact(lambda tx: steering.hear(tx, steered, step=1, after=steered.read_to))
+
+    await explaining.plans_of(hear)
+    await explaining.plans_of(lambda database: interrupts.interrupt(database, aside=Aside()))
+    assert await stations.state(claims["interrupt"].run_id) == "cancelled"
 
 
 async def test_claiming_reading_and_ending(explaining: ExplainingDatabase, stations: Stations) -> None:
