@@ -15,7 +15,7 @@ The way of an entry, file by file:
 Importing this package loads neither Celery nor Kombu nor an LLM SDK.
 """
 
-from chaz.entries import Entry
+from chaz.entries import Budget, Entry
 from chaz.errors import (
     ChazError,
     Conflict,
@@ -42,6 +42,7 @@ __all__ = [
     "AsyncAgentResult",
     "AsyncChaz",
     "AsyncSession",
+    "Budget",
     "CallContext",
     "Chaz",
     "ChazError",

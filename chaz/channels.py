@@ -8,6 +8,9 @@ BELL = "chaz"
 DONE = "chaz_done"
 """NOTIFY channel of ends; the payload is the id of the run that ended."""
 
+ABORT = "chaz_abort"
+"""NOTIFY channel to workers: the run whose id is the payload was ended from outside."""
+
 AUDIT = "audit"
 AUDIT_DEAD = "audit.dead"
 ISOLATION = "isolation"

@@ -12,13 +12,14 @@ from datetime import timedelta
 from typing import Any
 from uuid import UUID
 
-from chaz import sessionlog
-from chaz.channels import DONE
+from chaz import budgets, sessionlog
+from chaz.channels import ABORT, DONE
 from chaz.database import Row, Transaction
 from chaz.deliveries import AuditEvent, event_body
 from chaz.entries import safe_text
 from chaz.errors import StaleAttempt
 from chaz.journal import close_call
+from chaz.lineage import answer_of
 from chaz.outcomes import CallOutcome, RunOutcome, RunState
 from chaz.runs import Claim
 
@@ -27,12 +28,6 @@ AUDIT_GRACE = timedelta(seconds=5)
 
 INTERRUPTED = "interrupted"
 """The reason of a run that ended in favour of a newer message. It ends with a message of its own, and no error."""
-
-# What the parent's model is told of a child that did not succeed.
-_TOLD: dict[str, str] = {
-    "failed": "agent {agent} failed ({reason}): {text}",
-    "cancelled": "agent {agent} was cancelled ({reason}): {text}",
-}
 
 
 async def end_run(tx: Transaction, claim: Claim, outcome: RunOutcome) -> list[AuditEvent]:
@@ -47,7 +42,10 @@ async def end_run(tx: Transaction, claim: Claim, outcome: RunOutcome) -> list[Au
 async def close_run(
     tx: Transaction, run_id: UUID, outcome: RunOutcome, *, states: Sequence[RunState]
 ) -> list[AuditEvent] | None:
-    """End a run from outside and return the events to tell; None if it is in none of ``states`` or cannot be locked."""
+    """End a run from outside and return the events to tell; None if it is in none of ``states`` or cannot be locked.
+
+    The worker that runs it is told at once; should it not hear, its next beat or write shows it.
+    """
     row = await (await tx.execute("select session_id from chaz.runs where id = %(run)s", {"run": run_id})).fetchone()
     if row is None:
         return None
@@ -81,7 +79,7 @@ async def _end(
     await tx.execute(
         """
         update chaz.runs set state = %(state)s, result = %(result)s, reason = %(reason)s, worker_id = null,
-            claim = null, waits_for = null, ended_at = clock_timestamp(),
+            claim = null, waits_for = null, superseded_by = null, ended_at = clock_timestamp(),
             audit_after = case when event_seq > 0 then clock_timestamp() + %(audit_grace)s end
         where id = %(run)s
         """,
@@ -95,9 +93,10 @@ async def _end(
     )
     await _append_closing_entry(tx, run, outcome, text)
     if outcome.state == "cancelled":
-        await _release_others(tx, run)
+        await _release_superseded(tx, run)
     await _queue_next(tx, run)
-    await _answer_parents(tx, run, _told(run, outcome, text))
+    await answer_parents(tx, run_id, answer_of(run["agent"], outcome))
+    await budgets.release(tx, run_id)
     await tx.execute(
         """
         select pg_notify(%(channel)s, id::text) from chaz.runs where (id = %(run)s or superseded_by = %(run)s)
@@ -105,6 +104,8 @@ async def _end(
         """,
         {"channel": DONE, "run": run_id},
     )
+    if attempt is None and run["state"] == "running":
+        await tx.execute("select pg_notify(%(channel)s, %(run)s)", {"channel": ABORT, "run": str(run_id)})
     return events
 
 
@@ -187,16 +188,16 @@ async def _append_closing_entry(tx: Transaction, run: Row, outcome: RunOutcome, 
     )
 
 
-async def _release_others(tx: Transaction, run: Row) -> None:
-    """The messages of others that the run was to answer too wait again: it was cancelled for its own sender only."""
+async def _release_superseded(tx: Transaction, run: Row) -> None:
+    """What others had said, and a cancelled run was to answer too, is owed an answer still."""
     await tx.execute(
         """
         update chaz.runs p set state = 'pending', superseded_by = null
-        from chaz.entries e
-        where p.superseded_by = %(run)s and p.state = 'superseded' and e.id = p.id and e.sender <> (
-            select sender from chaz.entries where session_id = %(session)s and position = %(position)s and seq = 0)
+        from chaz.entries own, chaz.entries other
+        where p.superseded_by = %(run)s and own.id = %(run)s and other.id = p.id
+            and (other.sender, other.author) <> (own.sender, own.author)
         """,
-        {"run": run["id"], "session": run["session_id"], "position": run["trigger_position"]},
+        {"run": run["id"]},
     )
 
 
@@ -228,14 +229,7 @@ async def _queue_next(tx: Transaction, run: Row) -> None:
     )
 
 
-def _told(run: Row, outcome: RunOutcome, text: str) -> CallOutcome:
-    if outcome.state == "succeeded":
-        return CallOutcome(kind="ok", content=text)
-    told = _TOLD[outcome.state].format(agent=run["agent"], reason=outcome.reason, text=text)
-    return CallOutcome(kind="error", content=told)
-
-
-async def _answer_parents(tx: Transaction, run: Row, answer: CallOutcome) -> None:
+async def answer_parents(tx: Transaction, run_id: UUID, answer: CallOutcome) -> None:
     """Answer the waits for this run, and queue each parked run whose last open wait this was.
 
     The waiting run's row is locked first, as its own decision to park does, so that the two cannot miss each other.
@@ -247,7 +241,7 @@ async def _answer_parents(tx: Transaction, run: Row, answer: CallOutcome) -> Non
                 select run_id from chaz.waits where child_run_id = %(run)s and answer is null)
             order by id for update
             """,
-            {"run": run["id"]},
+            {"run": run_id},
         )
     ).fetchall()
     if not waiting:
@@ -257,7 +251,7 @@ async def _answer_parents(tx: Transaction, run: Row, answer: CallOutcome) -> Non
         update chaz.waits set answer = %(answer)s::json, answered_at = clock_timestamp()
         where child_run_id = %(run)s and answer is null
         """,
-        {"run": run["id"], "answer": json.dumps(answer.model_dump(mode="json"))},
+        {"run": run_id, "answer": json.dumps(answer.model_dump(mode="json"))},
     )
     await tx.execute(
         """

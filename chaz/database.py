@@ -28,6 +28,7 @@ from chaz.errors import (
     DatabaseUnavailable,
     InvalidEntry,
     SchemaError,
+    UnknownRun,
     UnknownSession,
 )
 from chaz.settings import without_secrets
@@ -58,6 +59,8 @@ def translated(error: psycopg.Error, address: str) -> ChazError | None:
             return Conflict(UUID(error.diag.message_detail), error.diag.message_hint or "content")
         case "CZ003":
             return UnknownSession(error.diag.message_detail or message)
+        case "CZ005":
+            return UnknownRun(error.diag.message_detail or message)
         case "3F000" | "42P01" | "42883" | "42703":
             return SchemaError(
                 f"the schema chaz at {address} is missing or not of this version ({message.splitlines()[0]})"
@@ -68,7 +71,7 @@ def translated(error: psycopg.Error, address: str) -> ChazError | None:
         return InvalidEntry(message)
     if error.sqlstate is None and isinstance(error, psycopg.OperationalError):
         return DatabaseUnavailable(address, " ".join(str(error).split()))
-    if (error.sqlstate or "").startswith(("08", "28", "3D", "53", "57P")):
+    if (error.sqlstate or "").startswith(("08", "25P03", "28", "3D", "53", "57P")):
         return DatabaseUnavailable(address, message)
     return None
 
@@ -213,6 +216,9 @@ class Database:
         cast("Connection", connection).silence = self._silence
         await connection.set_isolation_level(IsolationLevel.READ_COMMITTED)
         await connection.execute(sql.SQL("set lock_timeout = {}").format(sql.Literal(self._lock_timeout)))
+        # A process that is stopped in the middle of a transaction does not keep its rows from the others for ever.
+        silence = sql.Literal(f"{max(1, int(self._silence * 1000))}ms")
+        await connection.execute(sql.SQL("set idle_in_transaction_session_timeout = {}").format(silence))
         if not self._rings:
             await connection.execute("set chaz.bell = 'off'")
         await connection.commit()

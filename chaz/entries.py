@@ -100,6 +100,19 @@ def _reachable(instant: datetime) -> datetime:
 Instant = Annotated[AwareDatetime, AfterValidator(_reachable)]
 
 
+class Budget(BaseModel):
+    """What a tree of runs may use together; None: without limit."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    steps: int | None = Field(default=None, gt=0, lt=2**31)
+    """Turns of models."""
+    tokens: int | None = Field(default=None, gt=0, lt=2**63)
+    """Prompts and completions."""
+    cost: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+    """By the prices that agents name."""
+
+
 class RunOptions(BaseModel):
     """What a producer asked of the run that answers its entry; travels in ``metadata.options``."""
 
@@ -111,3 +124,5 @@ class RunOptions(BaseModel):
     timeout: float | None = Field(default=None, gt=0, le=MAX_TIMEOUT)
     """Seconds from the start of its time to its deadline."""
     priority: int = Field(default=0, ge=-1000, le=1000)
+    budget: Budget | None = None
+    """Of the run and all that it spawns."""

@@ -12,7 +12,7 @@ from collections import Counter
 from functools import partial
 from uuid import UUID
 
-from chaz import sessionlog
+from chaz import cancelling, sessionlog
 from chaz.aside import Aside
 from chaz.completion import INTERRUPTED, close_run
 from chaz.database import Database, Transaction
@@ -76,7 +76,8 @@ async def interrupt_run(tx: Transaction, run_id: UUID, by: UUID) -> list[AuditEv
     events = await close_run(tx, run_id, await _outcome(tx, run_id, by), states=("queued", "running", "parked"))
     if events is None:
         return None
-    # The tree below the run goes on. What is to cancel it belongs here, in this transaction.
+    # The walk finds the run ended, and goes on to its children.
+    await cancelling.require(tx, run_id, by="chaz", reason="it was interrupted by a newer message")
     await sessionlog.append(
         tx,
         session_id=session["session_id"],

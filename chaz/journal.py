@@ -1,4 +1,4 @@
-"""The store of a run's steps, calls and waits: written before and after each effect, so that a run can be replayed.
+"""The store of a run's steps and calls: written before and after each effect, so that a run can be replayed.
 
 A tool's arguments and results are kept exactly, for workers only; the audit events made here carry what may leave.
 """
@@ -8,18 +8,21 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from decimal import Decimal
 from typing import Any, LiteralString
 from uuid import UUID
 
 from psycopg.types.json import Jsonb
 
+from chaz import budgets
 from chaz.database import Row, Transaction
 from chaz.deliveries import AuditEvent, event_body
-from chaz.entries import derived_id, safe_text
-from chaz.outcomes import MAX_RESULT, CallOutcome, ToolCall, Turn, Usage
+from chaz.entries import Budget, safe_text
+from chaz.outcomes import MAX_RESULT, CallOutcome, Room, ToolCall, Turn, Usage
 from chaz.runs import Claim, fence
 
 MAX_NAME = 200
+FREE = Decimal(0)
 
 
 @dataclass(frozen=True)
@@ -55,7 +58,7 @@ async def load(tx: Transaction, run_id: UUID) -> tuple[list[StoredStep], list[St
     ]
     calls = await tx.execute(
         """
-        select c.step, c.ordinal, c.tool, c.outcome, c.result, w.run_id is not null as waits, w.answer
+        select c.step, c.ordinal, c.tool, c.outcome, c.result, c.error, w.run_id is not null as waits, w.answer
         from chaz.calls c left join chaz.waits w using (run_id, step, ordinal)
         where c.run_id = %(run)s order by c.step, c.ordinal
         """,
@@ -70,14 +73,24 @@ def _stored_call(row: Mapping[str, Any]) -> StoredCall:
         step=row["step"],
         ordinal=row["ordinal"],
         tool=row["tool"],
-        outcome=CallOutcome(kind=row["outcome"], content=row["result"]) if done else None,
+        outcome=stored_outcome(row) if done else None,
         waiting=not done and row["waits"] and row["answer"] is None,
         answer=None if done or row["answer"] is None else CallOutcome.model_validate(row["answer"]),
     )
 
 
-async def store_step(tx: Transaction, claim: Claim, *, step: int, turn: Turn, version: str, usage: Usage) -> bool:
-    """Store the model's turn, before any of its calls runs. ``usage`` is the run's, this turn included. True."""
+def stored_outcome(row: Mapping[str, Any]) -> CallOutcome:
+    """What a call came to, from the row of one that is done."""
+    return CallOutcome(kind=row["outcome"], content=row["result"], error=row["error"] or "")
+
+
+async def store_step(
+    tx: Transaction, claim: Claim, *, step: int, turn: Turn, version: str, usage: Usage, cost: Decimal = FREE
+) -> bool:
+    """Store the model's turn, before any of its calls runs, and settle what was reserved for it. True.
+
+    ``usage`` is the run's, this turn included; ``cost`` is that of the turn.
+    """
     await fence(tx, claim)
     # ASCII escapes, so that whatever a model wrote (NUL, lone surrogates) is kept as it came.
     text = json.dumps(turn.model_dump(mode="json"), ensure_ascii=True)
@@ -86,10 +99,17 @@ async def store_step(tx: Transaction, claim: Claim, *, step: int, turn: Turn, ve
         with stored as (
             insert into chaz.steps (run_id, step, attempt, version, read_to, turn)
             select id, %(step)s, %(attempt)s, %(version)s, read_to, %(turn)s::json from chaz.runs where id = %(run)s),
+        held as (
+            select reserved_step, reserved_tokens, reserved_cost from chaz.runs where id = %(run)s),
         counted as (
-            update chaz.runs set steps = %(step)s + 1, crashes = 0, suspect = false, usage = %(usage)s
+            update chaz.runs set steps = %(step)s + 1, crashes = 0, suspect = false, usage = %(usage)s,
+                cost = cost + %(cost)s, reserved_step = null, reserved_tokens = 0, reserved_cost = 0
             where id = %(run)s)
-        update chaz.tree_budgets set steps = steps + 1, tokens = tokens + %(tokens)s where root_run_id = %(root)s
+        update chaz.tree_budgets b set steps = b.steps + 1, tokens = b.tokens + %(tokens)s, cost = b.cost + %(cost)s,
+            reserved_steps = b.reserved_steps - (held.reserved_step is not null)::int,
+            reserved_tokens = b.reserved_tokens - held.reserved_tokens,
+            reserved_cost = b.reserved_cost - held.reserved_cost
+        from held where root_run_id = %(root)s
         """,
         {
             "run": claim.run_id,
@@ -99,6 +119,7 @@ async def store_step(tx: Transaction, claim: Claim, *, step: int, turn: Turn, ve
             "turn": text,
             "usage": Jsonb(usage.model_dump()),
             "tokens": turn.usage.prompt + turn.usage.completion,
+            "cost": cost,
             "root": claim.root_run_id,
         },
     )
@@ -113,6 +134,14 @@ async def has_step(tx: Transaction, claim: Claim, *, step: int) -> bool | None:
         {"run": claim.run_id, "step": step, "attempt": claim.attempt},
     )
     return True if await cursor.fetchone() is not None else None
+
+
+async def reserve(tx: Transaction, claim: Claim, *, step: int, tokens: int, cost: Decimal, budget: Budget) -> Room:
+    """Hold what a step is thought to take of the tree's budget; ``budget`` is the agent's own, for a tree's root."""
+    await fence(tx, claim)
+    if claim.run_id == claim.root_run_id and budget != Budget():
+        await budgets.limit(tx, claim.root_run_id, budget)
+    return await budgets.reserve(tx, claim.run_id, claim.root_run_id, step=step, tokens=tokens, cost=cost)
 
 
 async def start_call(tx: Transaction, claim: Claim, *, step: int, ordinal: int, call: ToolCall) -> AuditEvent:
@@ -146,21 +175,21 @@ async def finish_call(
 ) -> AuditEvent:
     """Store what a started call came to; the event to tell."""
     event = await _event(tx, claim, "tool_result", step, ordinal, call, content=outcome.content, outcome=outcome.kind)
-    await close_call(tx, event)
+    await close_call(tx, event, error=outcome.error)
     return event
 
 
 async def told_call(tx: Transaction, claim: Claim, *, step: int, ordinal: int, call: ToolCall) -> AuditEvent | None:
     """The event of a call that this attempt has stored already, else None. Raises StaleAttempt."""
     await fence(tx, claim)
-    row = await _call_row(tx, claim, step, ordinal)
+    row = await call_row(tx, claim, step, ordinal)
     return None if row is None or row["attempt"] != claim.attempt else call_event(row)
 
 
 async def told_result(tx: Transaction, claim: Claim, *, step: int, ordinal: int, call: ToolCall) -> AuditEvent | None:
     """The event of a result that has been stored already, else None. Raises StaleAttempt."""
     await fence(tx, claim)
-    row = await _call_row(tx, claim, step, ordinal)
+    row = await call_row(tx, claim, step, ordinal)
     return None if row is None or row["result_seq"] is None else result_event(row)
 
 
@@ -168,7 +197,8 @@ CALL: LiteralString = "c.*, r.session_id, r.tenant, r.agent from chaz.calls c jo
 """What :func:`call_event` and :func:`result_event` need of a call: its row, and its run's session, tenant and agent."""
 
 
-async def _call_row(tx: Transaction, claim: Claim, step: int, ordinal: int) -> Row | None:
+async def call_row(tx: Transaction, claim: Claim, step: int, ordinal: int) -> Row | None:
+    """A call with what its events need of its run; None if it has not started."""
     cursor = await tx.execute(
         f"select {CALL} where c.run_id = %(run)s and step = %(step)s and ordinal = %(ordinal)s",
         {"run": claim.run_id, "step": step, "ordinal": ordinal},
@@ -216,11 +246,11 @@ def _common(row: Row) -> dict[str, Any]:
     }
 
 
-async def close_call(tx: Transaction, event: AuditEvent) -> None:
-    """Write the result that ``event`` tells into the call's row."""
+async def close_call(tx: Transaction, event: AuditEvent, *, error: str = "") -> None:
+    """Write the result that ``event`` tells into the call's row; ``error`` is the word of one of chaz's own errors."""
     await tx.execute(
         """
-        update chaz.calls set state = 'done', outcome = %(outcome)s, result = %(result)s,
+        update chaz.calls set state = 'done', outcome = %(outcome)s, result = %(result)s, error = %(error)s,
             result_position = %(position)s, result_seq = %(seq)s, result_attempt = %(attempt)s, ended_at = %(at)s
         where run_id = %(run)s and step = %(step)s and ordinal = %(ordinal)s and state = 'started'
         """,
@@ -230,65 +260,13 @@ async def close_call(tx: Transaction, event: AuditEvent) -> None:
             "ordinal": event.ordinal,
             "outcome": event.outcome,
             "result": event.content,
+            "error": error or None,
             "position": event.position,
             "attempt": event.attempt,
             "seq": event.seq,
             "at": event.at,
         },
     )
-
-
-async def start_spawn(
-    tx: Transaction,
-    claim: Claim,
-    *,
-    step: int,
-    ordinal: int,
-    call: ToolCall,
-    agent: str,
-    instruction: str,
-) -> AuditEvent:
-    """In one transaction: the call, a child session, a directive in it, and the parent's wait for its answer.
-
-    The child's ids come from run, step and ordinal, so that a replay finds the same child.
-    """
-    event = await start_call(tx, claim, step=step, ordinal=ordinal, call=call)
-    place = f"{step}.{ordinal}"
-    child_session = derived_id("child-session", str(claim.run_id), place)
-    child_run = child_id(claim.run_id, step, ordinal)
-    await tx.execute(
-        """
-        with session as (
-            insert into chaz.sessions (id, tenant, parent_run_id, root_run_id, depth, scope, deadline)
-            select %(session)s, tenant, id, root_run_id, depth + 1, scope, deadline
-            from chaz.runs where id = %(run)s
-            returning id, tenant),
-        head as (
-            insert into chaz.heads (session_id) select id from session),
-        directive as (
-            insert into chaz.entries (id, tenant, session_id, type, sender, author, recipient, content, run_id)
-            select %(child)s, tenant, id, 'directive', %(sender)s, 'agent', %(agent)s, %(instruction)s, %(run)s
-            from session)
-        insert into chaz.waits (run_id, step, ordinal, kind, child_run_id)
-        values (%(run)s, %(step)s, %(ordinal)s, 'child', %(child)s)
-        """,
-        {
-            "session": child_session,
-            "child": child_run,
-            "run": claim.run_id,
-            "sender": claim.agent,
-            "agent": safe_text(agent, MAX_NAME),
-            "instruction": safe_text(instruction),
-            "step": step,
-            "ordinal": ordinal,
-        },
-    )
-    return event
-
-
-def child_id(run_id: UUID, step: int, ordinal: int) -> UUID:
-    """The id of the run that a spawning call starts."""
-    return derived_id("child", str(run_id), f"{step}.{ordinal}")
 
 
 async def _event(

@@ -17,7 +17,7 @@ from datetime import timedelta
 from functools import partial
 from uuid import UUID, uuid4
 
-from chaz import interrupts, sweeps
+from chaz import cancelling, interrupts, sweeps
 from chaz.aside import Aside
 from chaz.audit import trail
 from chaz.audit.publisher import AuditPublisher
@@ -206,9 +206,14 @@ class Listener:
         if not due:
             return False
         found = False
-        if due.inbox or due.publish:
-            found = await self._attempt("placing and publishing", self._place_and_publish)
+        # Before it is published, or an unplaced one placed: then in the next round.
+        if due.cancel:
+            found = await self._attempt("cancelling", self._cancel)
             self._left = not found
+        if due.inbox or due.publish:
+            placed = await self._attempt("placing and publishing", self._place_and_publish)
+            self._left |= not placed
+            found |= placed
         if due.interrupting:
             interrupted = await self._attempt("interrupting runs", self._interrupt)
             self._left |= not interrupted
@@ -240,6 +245,13 @@ class Listener:
             return False
         self._aside.forget(what)
         return found
+
+    async def _cancel(self) -> bool:
+        walked = await cancelling.walk(self._database, aside=self._aside)
+        for run in walked.ended:
+            logger.warning("listener: run=%s %s", run.run_id, run.text)
+            self._audit.tell(run.events)
+        return walked.settled > 0
 
     async def _queue_scheduled(self) -> bool:
         return await sweeps.queue_scheduled(self._database) > 0

@@ -71,6 +71,22 @@ class CallOutcome(BaseModel):
     kind: Literal["ok", "error", "cancelled", "unknown"]
     """``unknown``: the call had started when its worker was lost, and may or may not have run."""
     content: str
+    error: str = ""
+    """The word that an error of chaz's own begins with (see :func:`typed_error`); empty for a tool's own errors."""
+
+
+def typed_error(word: str, text: str) -> CallOutcome:
+    """An error that the model is told, and that code can tell by its word.
+
+    Of a call: ``unknown_tool``, ``not_allowed``; of a spawn besides: ``bad_arguments``, ``too_deep``, ``over_budget``,
+    ``past_deadline``; of a child: ``failed``, ``cancelled``, ``timed_out``, ``unknown_agent``, ``over_budget``;
+    of ``agent_result``: ``unknown_run``.
+    """
+    return CallOutcome(kind="error", content=f"{word}: {text}", error=word)
+
+
+Room = Literal["free", "last", "held", "none"]
+"""What a tree's budget has for another step: enough, one step, nothing until others settle theirs, or nothing more."""
 
 
 class RunOutcome(BaseModel):

@@ -14,7 +14,11 @@ from psycopg import AsyncCursor
 from psycopg.rows import DictRow
 from psycopg.types.json import Jsonb
 
+from chaz.completion import answer_parents
 from chaz.database import Row, Transaction
+from chaz.entries import Budget
+from chaz.lineage import answer_of
+from chaz.outcomes import RunOutcome
 from chaz.publishing import room_at_once
 from chaz.routing import Noted, Refused, Roster, Wake, route
 from chaz.runs import DEFAULT_TIMEOUT, Publication, publication
@@ -130,8 +134,8 @@ async def _open_sessions(tx: Transaction, only: UUID | None, without: Sequence[U
 async def _lock_heads(tx: Transaction, only: UUID | None, without: Sequence[UUID], limit: int) -> AsyncCursor[DictRow]:
     return await tx.execute(
         """
-        select h.session_id, h.next_position, h.active_run, s.tenant, s.parent_run_id, s.root_run_id, s.depth, s.scope,
-            s.deadline, s.on_message, clock_timestamp() as now,
+        select h.session_id, h.next_position, h.active_run, s.tenant, s.parent_run_id, s.root_run_id, s.depth,
+            s.depth_left, s.scope, s.model, s.max_steps, s.deadline, s.on_message, clock_timestamp() as now,
             exists (select from chaz.pauses where kind = 'session' and name = h.session_id::text) as paused
         from chaz.heads h join chaz.sessions s on s.id = h.session_id
         where h.session_id in (
@@ -255,6 +259,7 @@ class _Work:
             "not_before": options.not_before,
             "expires": options.expires,
             "priority": options.priority,
+            "budget": options.budget or Budget(),
             "state": "pending",
         }
         agent = self._agents.get(wake.agent)
@@ -314,6 +319,10 @@ class _Work:
             "parent": parent,
             "root": session.row["root_run_id"] or row["id"],
             "depth": session.row["depth"],
+            "depth_left": session.row["depth_left"],
+            "model": session.row["model"],
+            "max_steps": session.row["max_steps"],
+            "budget": Budget(),
             "scope": None if session.row["scope"] is None else Jsonb(session.row["scope"]),
             "timeout": registered["timeout"] if registered else DEFAULT_TIMEOUT,
             "latest": session.row["deadline"],
@@ -366,8 +375,15 @@ class _Work:
             if self._runs:
                 await cursor.executemany(_INSERT_RUN, self._runs)
                 await cursor.executemany(
-                    "insert into chaz.tree_budgets (root_run_id) values (%(root)s) on conflict do nothing",
-                    [{"root": run["root"]} for run in self._runs if run["root"] == run["id"]],
+                    """
+                    insert into chaz.tree_budgets (root_run_id, max_steps, max_tokens, max_cost)
+                    values (%(root)s, %(steps)s, %(tokens)s, %(cost)s) on conflict do nothing
+                    """,
+                    [
+                        {"root": run["root"], **run["budget"].model_dump()}
+                        for run in self._runs
+                        if run["root"] == run["id"]
+                    ],
                 )
             if self._entries:
                 await cursor.executemany(
@@ -389,6 +405,9 @@ class _Work:
                     if s.changed
                 ],
             )
+        for run in sorted((run for run in self._runs if run["ended"] and run["parent"]), key=lambda run: run["parent"]):
+            outcome = RunOutcome(state="failed", reason=run["reason"], text=run["result"])
+            await answer_parents(tx, run["id"], answer_of(run["agent"], outcome))
 
 
 _BUSY = (
@@ -397,10 +416,11 @@ _BUSY = (
 
 _INSERT_RUN = """
     insert into chaz.runs (id, tenant, session_id, agent, state, cause, trigger_position, interrupts, priority,
-        parent_run_id, root_run_id, depth, scope, not_before, expires_at, deadline, publishes, publish_after, result,
-        reason, queued_at, ended_at)
+        parent_run_id, root_run_id, depth, depth_left, scope, model, max_steps, not_before, expires_at, deadline,
+        publishes, publish_after, result, reason, queued_at, ended_at)
     values (%(id)s, %(tenant)s, %(session)s, %(agent)s, %(state)s, %(cause)s, %(position)s,
-        %(interrupts)s, %(priority)s, %(parent)s, %(root)s, %(depth)s, %(scope)s, %(not_before)s, %(expires)s,
+        %(interrupts)s, %(priority)s, %(parent)s, %(root)s, %(depth)s, %(depth_left)s, %(scope)s, %(model)s,
+        %(max_steps)s, %(not_before)s, %(expires)s,
         least(greatest(%(not_before)s::timestamptz, clock_timestamp()) + %(timeout)s, %(latest)s::timestamptz),
         %(publishes)s,
         case when %(publishes)s > 0 then clock_timestamp() + %(first_wait)s * interval '1 second'

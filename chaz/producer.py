@@ -13,7 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Self, Unpack
 from uuid import UUID
 
-from chaz import pauses, runs, sessionlog
+from chaz import cancelling, pauses, runs, sessionlog
 from chaz.database import Database
 from chaz.entries import Entry, EntryType, OnMessage
 from chaz.errors import UnknownRun, UnknownSession
@@ -158,6 +158,13 @@ class AsyncChaz:
         Raises UnknownRun, NotRequeueable (also if a run that took its place goes on or has succeeded).
         """
         return self.handle(await self.database.transact(partial(runs.requeue, run_id=_run_id(id))))
+
+    async def cancel(self, id: UUID | str, *, by: str | None = None, reason: str = "") -> bool:
+        """Ask that a run be ended, with the runs that it spawned; False if it is over already.
+
+        One INSERT; a listener ends them. ``by`` says who asks, by default the program's user. Raises UnknownRun.
+        """
+        return await self.database.transact(partial(cancelling.request, run_id=_run_id(id), by=by, reason=reason))
 
     async def pause(self, what: str, *, by: str | None = None, reason: str = "") -> bool:
         """Start nothing new of ``agent:NAME``, ``session:NAME`` (or its id) or ``all``; what runs goes on.
@@ -321,6 +328,10 @@ class Chaz:
     def requeue(self, id: UUID | str) -> AgentResult:
         """Run what failed or was cancelled anew. Raises as :meth:`AsyncChaz.requeue`."""
         return self.handle(self.loop.run(self.inner.requeue(id)).id)
+
+    def cancel(self, id: UUID | str, *, by: str | None = None, reason: str = "") -> bool:
+        """Ask that a run be ended, with the runs that it spawned. As :meth:`AsyncChaz.cancel`."""
+        return self.loop.run(self.inner.cancel(id, by=by, reason=reason))
 
     def pause(self, what: str, *, by: str | None = None, reason: str = "") -> bool:
         """Start nothing new of it. As :meth:`AsyncChaz.pause`."""

@@ -10,11 +10,12 @@ import time
 from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future
 from concurrent.futures import wait as wait_for_futures
+from functools import partial
 from itertools import dropwhile
 from typing import Any
 from uuid import UUID
 
-from chaz import runs, sessionlog
+from chaz import cancelling, runs, sessionlog
 from chaz.database import Database, Row
 from chaz.entries import Entry
 from chaz.errors import RunCancelled, RunFailed, UnknownRun, WaitInsideRun, WaitTimeout
@@ -100,6 +101,15 @@ class AsyncAgentResult:
             if is_over(row):
                 return row
             raise WaitTimeout(self.id, row["state"], timeout) from None
+
+    async def revoke(self, terminate: bool = False, *, by: str | None = None, reason: str = "") -> bool:
+        """Ask that it be ended, with the runs that it spawned, wherever they are; False if it is over already.
+
+        One INSERT, which a listener acts upon; ``get`` then raises RunCancelled. ``terminate`` is Celery's, and changes
+        nothing: a running one is always cut off, in the middle of a model call too. ``by`` says who asks, by default
+        the program's user. Raises UnknownRun.
+        """
+        return await self._database.transact(partial(cancelling.request, run_id=self.id, by=by, reason=reason))
 
     def __await__(self) -> Generator[Any, None, str | None]:
         return self.get().__await__()
@@ -205,6 +215,10 @@ class AgentResult:
         """The answer, once it is there; None where the entry woke nobody. Raises as :meth:`AsyncAgentResult.get`."""
         refuse_in_a_run("get()")
         return self._loop.run(self._inner.get(timeout, propagate))
+
+    def revoke(self, terminate: bool = False, *, by: str | None = None, reason: str = "") -> bool:
+        """Ask that it be ended, with the runs that it spawned. As :meth:`AsyncAgentResult.revoke`."""
+        return self._loop.run(self._inner.revoke(terminate, by=by, reason=reason))
 
     def entries(self, follow: bool = False) -> Iterator[Entry]:
         """The entries of its session from its own on, in order; with ``follow`` as they come, until it is over."""

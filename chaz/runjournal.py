@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
+from decimal import Decimal
 from functools import partial
 from typing import TypeVar
+from uuid import UUID
 
-from chaz import journal, steering
+from chaz import children, journal, steering
+from chaz.children import Asked
 from chaz.database import Database, Transaction
 from chaz.deliveries import AuditEvent
-from chaz.outcomes import CallOutcome, ToolCall, Turn, Usage
+from chaz.entries import Budget
+from chaz.lineage import Spawn
+from chaz.outcomes import CallOutcome, Room, ToolCall, Turn, Usage
 from chaz.runs import Claim
 from chaz.runtime.context import spoken
 from chaz.runtime.models import HistoryMessage
@@ -26,12 +31,14 @@ class RunJournal:
         database: Database,
         claim: Claim,
         version: str,
+        budget: Budget,
         tell: Callable[[list[AuditEvent]], None],
         wait_for_lease: Callable[[], Awaitable[None]],
     ) -> None:
         self._database = database
         self._claim = claim
         self._version = version
+        self._budget = budget
         self._tell = tell
         self._wait_for_lease = wait_for_lease
         self.read_to = claim.read_to
@@ -40,9 +47,24 @@ class RunJournal:
     async def wait_for_lease(self) -> None:
         await self._wait_for_lease()
 
-    async def store_step(self, step: int, turn: Turn, usage: Usage) -> None:
+    async def reserve(self, step: int, tokens: int, cost: Decimal) -> Room:
+        return await surely(
+            self._database,
+            self._claim.run_id,
+            partial(journal.reserve, claim=self._claim, step=step, tokens=tokens, cost=cost, budget=self._budget),
+        )
+
+    async def store_step(self, step: int, turn: Turn, usage: Usage, cost: Decimal) -> None:
         await self._write(
-            partial(journal.store_step, claim=self._claim, step=step, turn=turn, version=self._version, usage=usage),
+            partial(
+                journal.store_step,
+                claim=self._claim,
+                step=step,
+                turn=turn,
+                version=self._version,
+                usage=usage,
+                cost=cost,
+            ),
             partial(journal.has_step, claim=self._claim, step=step),
         )
 
@@ -66,13 +88,17 @@ class RunJournal:
         )
         self._tell([event])
 
-    async def start_spawn(self, step: int, ordinal: int, call: ToolCall, agent: str, instruction: str) -> None:
-        place = {"claim": self._claim, "step": step, "ordinal": ordinal, "call": call}
-        event = await self._write(
-            partial(journal.start_spawn, **place, agent=agent, instruction=instruction),
-            partial(journal.told_call, **place),
-        )
-        self._tell([event])
+    async def start_spawn(self, step: int, ordinal: int, call: ToolCall, spawn: Spawn) -> CallOutcome | None:
+        return await self._ask(step, ordinal, partial(children.start_spawn, call=call, spawn=spawn))
+
+    async def ask_for(self, step: int, ordinal: int, call: ToolCall, child: UUID) -> CallOutcome | None:
+        return await self._ask(step, ordinal, partial(children.ask_for, call=call, child=child))
+
+    async def _ask(self, step: int, ordinal: int, ask: Callable[..., Awaitable[Asked]]) -> CallOutcome | None:
+        place = {"claim": self._claim, "step": step, "ordinal": ordinal}
+        asked = await self._write(partial(ask, **place), partial(children.told, **place))
+        self._tell(asked.events)
+        return asked.outcome
 
     async def _write(
         self, write: Callable[[Transaction], Awaitable[T]], written: Callable[[Transaction], Awaitable[T | None]]

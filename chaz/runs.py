@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import datetime, timedelta
 from typing import Literal, LiteralString
 from uuid import UUID
 
+from chaz import budgets
+from chaz.budgets import LIMITED
 from chaz.database import Database, Row, Transaction
 from chaz.deliveries import RunDelivery
 from chaz.errors import AlreadyRequeued, NotRequeueable, StaleAttempt, UnknownRun
@@ -61,8 +63,12 @@ class Claim(Attempt):
     parent_run_id: UUID | None
     root_run_id: UUID
     depth: int
-    scope: list[str] | None
+    depth_left: int | None
+    scope: list[list[str]] | None
+    model: str | None
     max_steps: int | None
+    limited: bool
+    """Whether its tree has a budget."""
     seconds_left: float
     """To the deadline, by the database's clock, at the moment of the claim."""
 
@@ -71,7 +77,7 @@ class Claim(Attempt):
 class Unclaimed:
     """Why a delivery came to nothing."""
 
-    why: Literal["unknown", "other agent", "not queued", "not yet", "held"]
+    why: Literal["unknown", "other agent", "not queued", "not yet", "held", "cancelled"]
     state: str = ""
 
     @property
@@ -105,6 +111,7 @@ async def claim(tx: Transaction, run_id: UUID, *, agent: str, worker_id: UUID, c
     up to there: coalescing is decided here and nowhere else. A worker whose lease has run out claims nothing, and a
     suspect run is the isolation worker's only: brokers redeliver to anybody what a dead worker had not acknowledged.
     What is paused or beyond its agent's cap stays queued, and is due to be published as soon as it may start.
+    What is to be cancelled is not claimed any more.
     With the ``claim_id`` of a claim whose commit was in doubt, that claim, if it came through.
     """
     async with tx.pipeline():
@@ -132,6 +139,7 @@ async def claim(tx: Transaction, run_id: UUID, *, agent: str, worker_id: UUID, c
                             and (w.isolation or not (r.suspect and {ISOLATED})))
                     and (not_before is null or not_before <= clock_timestamp())
                     and not {PAUSED} and not {AT_CAP}
+                    and not exists (select from chaz.cancellations c where c.run_id = r.id)
                 returning r.*),
             acked as (
                 insert into chaz.entries (tenant, session_id, position, type, sender, author, content, metadata, run_id)
@@ -141,7 +149,8 @@ async def claim(tx: Transaction, run_id: UUID, *, agent: str, worker_id: UUID, c
             moved as (
                 update chaz.heads set next_position = next_position + 1
                 where session_id = (select session_id from claimed))
-            select *, extract(epoch from deadline - clock_timestamp())::float8 as seconds_left from claimed
+            select *, {LIMITED} as limited, extract(epoch from deadline - clock_timestamp())::float8 as seconds_left
+            from claimed r
             """,
             {"run": run_id, "agent": agent, "worker": worker_id, "claim": claim_id},
         )
@@ -166,9 +175,9 @@ async def claim(tx: Transaction, run_id: UUID, *, agent: str, worker_id: UUID, c
 
 async def _claimed_before(tx: Transaction, run_id: UUID, claim_id: UUID) -> Row | None:
     cursor = await tx.execute(
-        """
-        select *, extract(epoch from deadline - clock_timestamp())::float8 as seconds_left
-        from chaz.runs where id = %(run)s and claim = %(claim)s
+        f"""
+        select *, {LIMITED} as limited, extract(epoch from deadline - clock_timestamp())::float8 as seconds_left
+        from chaz.runs r where id = %(run)s and claim = %(claim)s
         """,
         {"run": run_id, "claim": claim_id},
     )
@@ -176,20 +185,23 @@ async def _claimed_before(tx: Transaction, run_id: UUID, claim_id: UUID) -> Row 
 
 
 async def _why_unclaimed(tx: Transaction, run_id: UUID, agent: str) -> Unclaimed:
-    row = await (
-        await tx.execute(
-            f"""
-            select r.state, r.agent, case when {PAUSED} then 'paused'
+    cursor = await tx.execute(
+        f"""
+        select r.state, r.agent, c.run_id is not null as to_be_cancelled,
+            case when {PAUSED} then 'paused'
                 when a.max_concurrent is not null then 'its agent is at its cap' end as held
-            from chaz.runs r left join chaz.agents a on a.name = r.agent where r.id = %(run)s
-            """,
-            {"run": run_id},
-        )
-    ).fetchone()
+        from chaz.runs r left join chaz.agents a on a.name = r.agent left join chaz.cancellations c on c.run_id = r.id
+        where r.id = %(run)s
+        """,
+        {"run": run_id},
+    )
+    row = await cursor.fetchone()
     if row is None:
         return Unclaimed("unknown")
     if row["agent"] != agent:
         return Unclaimed("other agent", row["agent"])
+    if row["state"] == "cancelled" or (row["state"] == "queued" and row["to_be_cancelled"]):
+        return Unclaimed("cancelled")
     if row["state"] == "queued" and row["held"]:
         # This delivery is spent. Nothing is published while it is held, and then this at once.
         await tx.execute(
@@ -272,6 +284,7 @@ async def give_back(
 ) -> None:
     """Queue the run again for any worker, not before ``wait`` seconds from now; ``cleared`` of its suspicion, if so."""
     await fence(tx, attempt)
+    await budgets.release(tx, attempt.run_id)
     await tx.execute(
         """
         update chaz.runs set state = 'queued', worker_id = null, claim = null, waits_for = %(reason)s,
@@ -316,10 +329,12 @@ async def requeue(tx: Transaction, run_id: UUID) -> UUID:
             """
             with made as (
                 insert into chaz.runs (id, tenant, session_id, agent, state, cause, trigger_position, retry_of,
-                    priority, parent_run_id, root_run_id, depth, scope, max_steps, suspect, deadline, queued_at)
+                    priority, parent_run_id, root_run_id, depth, depth_left, scope, model, max_steps, suspect,
+                    deadline, queued_at)
                 select chaz.new_id(), r.tenant, r.session_id, r.agent,
                     case when h.active_run is null then 'queued' else 'pending' end, 'requeue', r.trigger_position,
-                    r.id, r.priority, r.parent_run_id, r.root_run_id, r.depth, r.scope, r.max_steps, r.suspect,
+                    r.id, r.priority, r.parent_run_id, r.root_run_id, r.depth, r.depth_left, r.scope, r.model,
+                    r.max_steps, r.suspect,
                     clock_timestamp() + coalesce(a.timeout, %(timeout)s),
                     case when h.active_run is null then clock_timestamp() end
                 from chaz.runs r join chaz.heads h using (session_id) left join chaz.agents a on a.name = r.agent
@@ -352,25 +367,39 @@ async def ring_again(tx: Transaction, run_id: UUID, *, wait: float = 0) -> None:
     )
 
 
-async def register_agents(tx: Transaction, agents: Sequence[tuple[str, str, str, int, timedelta, int | None]]) -> None:
-    """Say that this process serves these agents: name, queue, version of the definition, steps, time, cap."""
-    for name, queue, version, max_steps, timeout, max_concurrent in sorted(agents):
+@dataclass(frozen=True)
+class Served:
+    """An agent as its workers say it is."""
+
+    name: str
+    queue: str
+    version: str
+    max_steps: int
+    timeout: timedelta
+    tools: Sequence[str] | None = None
+    """The names of all its tools; None, as of ``models``: not said, and nothing is checked against it."""
+    models: Sequence[str] | None = None
+    """Globs of the models that it may be run with."""
+    max_concurrent: int | None = None
+    """So many of its runs are running at once; None: any number."""
+
+
+async def register_agents(tx: Transaction, agents: Sequence[Served]) -> None:
+    """Say that this process serves these agents."""
+    for agent in sorted(agents, key=lambda agent: agent.name):
+        facts = asdict(agent)
+        # psycopg makes arrays of lists only.
+        facts |= {name: list(facts[name]) for name in ("tools", "models") if facts[name] is not None}
         await tx.execute(
             """
-            insert into chaz.agents (name, queue, version, max_steps, timeout, max_concurrent)
-            values (%(name)s, %(queue)s, %(version)s, %(max_steps)s, %(timeout)s, %(max_concurrent)s)
+            insert into chaz.agents (name, queue, version, max_steps, timeout, tools, models, max_concurrent)
+            values (%(name)s, %(queue)s, %(version)s, %(max_steps)s, %(timeout)s, %(tools)s::text[], %(models)s::text[],
+                %(max_concurrent)s)
             on conflict (name) do update set queue = excluded.queue, version = excluded.version,
-                max_steps = excluded.max_steps, timeout = excluded.timeout,
-                max_concurrent = excluded.max_concurrent, seen_at = clock_timestamp()
+                max_steps = excluded.max_steps, timeout = excluded.timeout, tools = excluded.tools,
+                models = excluded.models, max_concurrent = excluded.max_concurrent, seen_at = clock_timestamp()
             """,
-            {
-                "name": name,
-                "queue": queue,
-                "version": version,
-                "max_steps": max_steps,
-                "timeout": timeout,
-                "max_concurrent": max_concurrent,
-            },
+            facts,
         )
 
 

@@ -12,7 +12,7 @@ from uuid import UUID
 from psycopg.types.json import Jsonb
 
 from chaz.database import Database, Row, Transaction
-from chaz.entries import Author, Entry, EntryType
+from chaz.entries import Author, Budget, Entry, EntryType
 
 # Every parameter has its cast, so that any driver can send it.
 SEND: LiteralString = """
@@ -26,7 +26,7 @@ SEND: LiteralString = """
         expires => coalesce(
             cast(%(expires_at)s as timestamptz), clock_timestamp() + cast(%(expires_in)s as interval)),
         timeout => cast(%(timeout)s as interval), priority => cast(%(priority)s as integer),
-        open_session => cast(%(open_session)s as boolean)) as id
+        budget => cast(%(budget)s as jsonb), open_session => cast(%(open_session)s as boolean)) as id
 """
 
 
@@ -57,11 +57,13 @@ class Submission:
     expires_in: timedelta | None = None
     timeout: timedelta | None = None
     priority: int | None = None
+    budget: Budget | None = None
     open_session: bool = False
 
     def parameters(self) -> dict[str, Any]:
         """The parameters of :data:`SEND`."""
-        return {**self.__dict__, "metadata": json.dumps(dict(self.metadata))}
+        budget = None if self.budget is None else self.budget.model_dump_json()
+        return {**self.__dict__, "metadata": json.dumps(dict(self.metadata)), "budget": budget}
 
 
 async def send(tx: Transaction, submission: Submission) -> UUID:

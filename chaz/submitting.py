@@ -14,7 +14,7 @@ import psycopg
 from psycopg.rows import tuple_row
 
 from chaz.database import chaz_errors, translated
-from chaz.entries import FROM_PRODUCERS, Author, EntryType, safe_text, session_id
+from chaz.entries import FROM_PRODUCERS, Author, Budget, EntryType, safe_text, session_id
 from chaz.errors import ConfigurationError, InvalidEntry
 from chaz.sessionlog import SEND, Submission
 
@@ -40,6 +40,8 @@ class SendOptions(TypedDict, total=False):
     """Not ended in this time, the run fails."""
     priority: int
     """Higher goes first, among what waits in the session and what the listener publishes at once."""
+    budget: Budget
+    """What the run and all that it spawns may use."""
     connection: object
     """Send inside the caller's own transaction: a psycopg or SQLAlchemy connection (or SQLAlchemy session)."""
 
@@ -114,6 +116,7 @@ def submission(
         expires_in=None if isinstance(expires, datetime) else _seconds(expires),
         timeout=_seconds(options.get("timeout")),
         priority=options.get("priority"),
+        budget=options.get("budget"),
         open_session=target.fresh,
     )
 

@@ -28,6 +28,7 @@ class Due:
     """Which kinds of work there are, found by one statement."""
 
     inbox: bool
+    cancel: bool
     scheduled: bool
     publish: bool
     interrupting: bool
@@ -38,8 +39,8 @@ class Due:
     """Somebody's runs wait for others of theirs to be claimed, which rings no bell. No work in itself."""
 
     def __bool__(self) -> bool:
-        kinds = (self.inbox, self.scheduled, self.publish, self.interrupting, self.lost, self.late, self.untold)
-        return any(kinds)
+        kinds = (self.inbox, self.cancel, self.scheduled, self.publish, self.interrupting)
+        return any((*kinds, self.lost, self.late, self.untold))
 
 
 async def due(database: Database, *, lease: float = 0.0) -> Due:
@@ -49,6 +50,7 @@ async def due(database: Database, *, lease: float = 0.0) -> Due:
         with recursive {ROOM}
         select
             exists (select from chaz.entries where position is null) as inbox,
+            exists (select from chaz.cancellations where done_at is null) as cancel,
             exists (select from chaz.runs r join chaz.heads h on h.session_id = r.session_id and h.active_run is null
                 where r.state = 'pending' and r.not_before <= now()) as scheduled,
             exists (select from room cross join lateral ({DUE} limit 1) due

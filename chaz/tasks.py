@@ -8,10 +8,11 @@ import os
 import sys
 import threading
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 from celery import Task, signals
-from celery.exceptions import Retry
+from celery.exceptions import Ignore, Retry
 from pydantic import ValidationError
 
 from chaz.broker import check, declare, run_queue
@@ -20,12 +21,13 @@ from chaz.channels import ISOLATION, broker_name, task_name
 from chaz.database import Database, Transaction
 from chaz.deliveries import RunDelivery
 from chaz.errors import ChazError, DatabaseUnavailable
-from chaz.runs import register_agents
+from chaz.revoking import cancel_revoked, hear_in_worker
+from chaz.runs import Served, register_agents
 from chaz.runtime.agents import Agents, load_agents
 from chaz.runtime.models import resolve_model
 from chaz.schema import require_current
 from chaz.settings import without_secrets
-from chaz.worker import LetGo, WorkerProcess
+from chaz.worker import Cancelled, LetGo, WorkerProcess
 
 logger = logging.getLogger("chaz.worker")
 
@@ -89,6 +91,10 @@ class AgentTask(Task[Any, None]):
         if isinstance(came_to, LetGo):
             # Committed already. This only says so to Flower; nothing is published by it.
             raise LeftTheWorker(came_to.why)
+        if isinstance(came_to, Cancelled):
+            # So that Flower shows REVOKED, and neither SUCCESS nor STARTED for ever.
+            self.send_event("task-revoked", terminated=True, signum=None, expired=False)
+            raise Ignore(came_to.why)
 
 
 @signals.celeryd_init.connect
@@ -114,6 +120,7 @@ def load(sender: str, conf: Any, **_: object) -> None:
         app.register_task(task())
     queues = sorted({agent.queue for agent in agents.values()} | {ISOLATION})
     conf.task_queues = [run_queue(settings.broker_prefix, queue) for queue in queues]
+    hear_in_worker(partial(cancel_revoked, settings))
     # The isolation queue is served by who names it with -Q, and by nobody else.
     app.amqp.queues.deselect([broker_name(settings.broker_prefix, ISOLATION)])
 
@@ -138,14 +145,30 @@ async def _register(url: str, agents: Agents) -> None:
             await register_agents(
                 tx,
                 [
-                    (a.name, a.queue, a.version, a.max_steps, timedelta(seconds=a.timeout), a.max_concurrent)
-                    for a in agents.values()
+                    Served(
+                        name=agent.name,
+                        queue=agent.queue,
+                        version=agent.version,
+                        max_steps=agent.max_steps,
+                        timeout=timedelta(seconds=agent.timeout),
+                        tools=agent.tool_names,
+                        models=[agent.model, *agent.models],
+                        max_concurrent=agent.max_concurrent,
+                    )
+                    for agent in agents.values()
                 ],
             )
 
         await database.transact(work)
     finally:
         await database.close()
+
+
+@signals.task_revoked.connect
+def dropped(request: Any, expired: bool = False, **_: object) -> None:
+    """Celery drops deliveries of an id that was revoked, for hours: its run must not stay queued."""
+    if not expired:
+        cancel_revoked(settings, [str(request.id)], "revoked")
 
 
 @signals.worker_ready.connect

@@ -18,10 +18,11 @@ import psycopg
 from psycopg.rows import DictRow
 
 from chaz import completion, journal, runs, sessionlog, steering, workers
+from chaz.aborting import AbortEar
 from chaz.audit.publisher import AuditPublisher
 from chaz.database import CONNECT_TIMEOUT, Database, Transaction, connect_blocking
-from chaz.entries import Entry
-from chaz.errors import ChazError, DatabaseUnavailable, ModelError, StaleAttempt
+from chaz.entries import Budget, Entry
+from chaz.errors import ChazError, ConfigurationError, DatabaseUnavailable, ModelError, StaleAttempt
 from chaz.loops import LoopThread, loop_thread
 from chaz.outcomes import RunOutcome
 from chaz.runjournal import RunJournal
@@ -43,6 +44,13 @@ T = TypeVar("T")
 @dataclass(frozen=True)
 class LetGo:
     """The run left this process before its end; ``why`` is for people."""
+
+    why: str
+
+
+@dataclass(frozen=True)
+class Cancelled:
+    """The run was cancelled; ``why`` says by whom."""
 
     why: str
 
@@ -74,6 +82,7 @@ class WorkerProcess:
         self._models: dict[str, ChatModel] = {}
         self._threads = ToolThreads(settings.tool_threads)
         self._owned: dict[UUID, _Owned] = {}
+        self._ear = AbortEar(settings, self._abort)
         self._unknown: set[Attempt] = set()
         self._stopping = asyncio.Event()
         # An isolation worker sees a run past the call that it was suspected for, and gives it back at the next turn.
@@ -93,8 +102,9 @@ class WorkerProcess:
         self._beating.start()
         if not self._first_beat.wait(CONNECT_TIMEOUT + 5):
             raise DatabaseUnavailable(self._database.address, "no lease could be taken")
+        self._loop.loop.call_soon_threadsafe(self._ear.open)
 
-    def execute(self, agent_name: str, run_id: UUID) -> LetGo | None:
+    def execute(self, agent_name: str, run_id: UUID) -> LetGo | Cancelled | None:
         """Bring a delivered run as far as it goes; None once it has ended, or where there is nothing to do."""
         return self._loop.run(self._execute(self._agents[agent_name], run_id))
 
@@ -133,6 +143,7 @@ class WorkerProcess:
             await asyncio.sleep(0.05)
 
     async def _leave(self) -> None:
+        await self._ear.close()
         await self._database.transact(lambda tx: workers.leave(tx, self.id))
         await self._database.close()
 
@@ -184,6 +195,13 @@ class WorkerProcess:
         self._beaten.set()
         self._beaten = asyncio.Event()
 
+    def _abort(self, run_id: UUID) -> None:
+        """On the loop: a run was ended from outside. What it does here is cut off, a model call in its middle too."""
+        owned = self._owned.get(run_id)
+        if owned is not None:
+            logger.warning("worker: run=%s attempt=%d was ended from outside; aborted", run_id, owned.attempt)
+            owned.task.cancel("ended")
+
     async def wait_for_lease(self) -> None:
         """Wait until the last good beat is so fresh that the lease surely holds: at once, unless beats are lacking."""
         while not self._lease_is_fresh():
@@ -194,7 +212,7 @@ class WorkerProcess:
 
     # One run
 
-    async def _execute(self, agent: Agent, run_id: UUID) -> LetGo | None:
+    async def _execute(self, agent: Agent, run_id: UUID) -> LetGo | Cancelled | None:
         if self._stopping.is_set():
             await self._database.transact(partial(runs.ring_again, run_id=run_id))
             return LetGo("its worker is stopping")
@@ -210,6 +228,8 @@ class WorkerProcess:
                 logging.INFO if claim.why == "held" else logging.WARNING,
                 *("delivery of run=%s for agent=%s came to nothing: %s %s", run_id, agent.name, claim.why, claim.state),
             )
+            if claim.why == "cancelled":
+                return await self._cancelled(run_id) or Cancelled("it is to be cancelled")
             if claim.why == "held":
                 return LetGo(f"held: {claim.state}")
             # To return would tell Celery that a run which goes on elsewhere has succeeded.
@@ -227,7 +247,7 @@ class WorkerProcess:
             return await self._after_cancel(claim)
         except StaleAttempt as error:
             logger.warning("worker: %s; nothing of it was written", error)
-            return LetGo(str(error))
+            return await self._cancelled(run_id) or LetGo(str(error))
         finally:
             self._owned.pop(run_id, None)
 
@@ -242,11 +262,16 @@ class WorkerProcess:
             # If it was committed all the same, the same claim id finds it.
             await asyncio.sleep(LOST_PAUSE)
 
-    async def _after_cancel(self, claim: Claim) -> LetGo:
-        """The run was cut off: by a beat that found it lost, or by a stop that had waited long enough."""
+    async def _after_cancel(self, claim: Claim) -> LetGo | Cancelled:
+        """The run was cut off: ended from outside, found lost by a beat, or by a stop that had waited long enough."""
         if not await self._give_back(claim, "its worker stopped during a step"):
-            return LetGo("another worker has it")
+            return await self._cancelled(claim.run_id) or LetGo("another worker has it")
         return LetGo("given back: its worker is stopping")
+
+    async def _cancelled(self, run_id: UUID) -> Cancelled | None:
+        """Why the run was cancelled, if it was."""
+        row = (await runs.status(self._database, [run_id])).get(run_id)
+        return Cancelled(row["result"]) if row is not None and row["state"] == "cancelled" else None
 
     async def _give_back(self, attempt: Attempt, reason: str) -> bool:
         try:
@@ -258,13 +283,16 @@ class WorkerProcess:
     async def _run(self, agent: Agent, claim: Claim) -> LetGo | None:
         deadline = asyncio.timeout(max(0.0, claim.seconds_left))
         try:
+            if claim.model is not None and not agent.may_run_with(claim.model):
+                raise ModelError(claim.model, f"{agent.name!r} may not be run with it")
             async with deadline:
                 came_to = await self._run_until_it_leaves(agent, claim)
         except TimeoutError:
             if not deadline.expired():
                 raise
             came_to = Failed("deadline", "its deadline has passed")
-        except ModelError as error:
+        # A model of another's choosing may need what this machine lacks.
+        except (ModelError, ConfigurationError) as error:
             came_to = Failed("model", str(error))
         except (StaleAttempt, DatabaseUnavailable):
             raise
@@ -290,7 +318,9 @@ class WorkerProcess:
         return None
 
     async def _run_until_it_leaves(self, agent: Agent, claim: Claim) -> engine.CameTo:
-        run_journal = RunJournal(self._database, claim, agent.version, self._audit.tell, self.wait_for_lease)
+        run_journal = RunJournal(
+            self._database, claim, agent.version, agent.budget, self._audit.tell, self.wait_for_lease
+        )
         replay = claim.attempt > 1
         while True:
             came_to = await engine.run(await self._rebuild(agent, claim, run_journal, replay=replay))
@@ -325,16 +355,22 @@ class WorkerProcess:
 
         history, steps, calls, later = await surely(self._database, claim.run_id, read)
         heard = steering.by_step(later, [stored.read_to for stored in steps])
+        # What the rows say can take away from what the agent's definition gives, and add nothing to it.
+        model_name = agent.model if claim.model is None else claim.model
+        is_root = claim.run_id == claim.root_run_id
         return RunContext(
             run_id=claim.run_id,
             session_id=claim.session_id,
-            depth=claim.depth,
             agent=agent,
-            model=self._model(agent.model),
+            model=self._model(model_name),
+            model_name=model_name,
             journal=run_journal,
             threads=self._threads,
             history=history,
-            max_steps=claim.max_steps or agent.max_steps,
+            max_steps=min(claim.max_steps or agent.max_steps, agent.max_steps),
+            depth_left=agent.max_depth if claim.depth_left is None else min(claim.depth_left, agent.max_depth),
+            scope=claim.scope or (),
+            limited=claim.limited or (is_root and agent.budget != Budget()),
             steps={stored.step: stored.turn for stored in steps},
             calls={(call.step, call.ordinal): Record(call.outcome, call.answer, call.waiting) for call in calls},
             heard={step: spoken(entries) for step, entries in heard.items()},

@@ -43,6 +43,16 @@ async def until_effect(name: str) -> str:
     return f"after {name}"
 
 
+@tool(timeout=60)
+def until_told(context: CallContext) -> str:
+    """Work until told that nobody wants the result any more."""
+    record_effect("started", context)
+    while not context.cancelled:
+        threading.Event().wait(0.02)
+    record_effect("told", context)
+    return "too late"
+
+
 @tool
 def failing(why: str) -> str:
     """Fail."""
@@ -67,6 +77,12 @@ def kill_again() -> None:
     os._exit(1)
 
 
+@tool(name="web.search")
+def web_search(query: str) -> str:
+    """Search the web, or say so."""
+    return f"found {query}"
+
+
 ODD: dict[str, object] = {
     "nul": "a\0b",
     "lone surrogate": "a\ud800b",
@@ -86,15 +102,21 @@ solo = Agent(
     "solo",
     instructions="Work alone.",
     model="scripted",
-    tools=[word_count, record_effect, slow, until_effect, failing, hang, kill_process, kill_again, odd],
+    tools=[word_count, record_effect, slow, until_effect, until_told, failing, hang, kill_process, kill_again, odd],
 )
-child = Agent("child", instructions="Do as you are told.", model="scripted", tools=[word_count, record_effect, slow])
+child = Agent(
+    "child",
+    instructions="Do as you are told.",
+    model="scripted",
+    models=["scripted:other"],
+    tools=[word_count, record_effect, slow, web_search],
+)
 parent = Agent(
     "parent",
     instructions="Let others work.",
     model="scripted",
-    tools=[word_count, record_effect, "spawn_agent"],
-    may_spawn=["child", "parent", "solo"],
+    tools=[word_count, record_effect, slow, web_search, "spawn_agent"],
+    may_spawn=["child", "parent", "solo", "nobody"],
 )
 capped = Agent(
     "capped", instructions="Two of us at a time.", model="scripted", tools=[slow, record_effect], max_concurrent=2

@@ -13,6 +13,7 @@ import os
 import signal
 import sys
 import warnings
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from chaz.channels import ISOLATION, broker_name
@@ -106,15 +107,20 @@ async def _listen(settings: Settings) -> None:
         from chaz.broker import check
         from chaz.celery import RunPublisher, make_app
         from chaz.listener import Listener
+        from chaz.revoking import RevokeEar, cancel_revoked
 
         check(settings)
         audit = AuditPublisher(settings)
-        publisher = RunPublisher(make_app(settings), settings)
+        app = make_app(settings)
+        publisher = RunPublisher(app, settings)
         listener = Listener(settings, database, publisher.publish, audit)
+        revokes = RevokeEar(app, settings, partial(cancel_revoked, settings))
+        await asyncio.to_thread(revokes.open)
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, listener.stop)
         await listener.run(lambda: _say_ready("listener", settings))
+        revokes.close()
         publisher.close()
         audit.close()
         logger.info("chaz listener stopped")

@@ -1,4 +1,4 @@
-"""``chaz send`` and ``chaz wait``."""
+"""``chaz send``, ``chaz wait`` and ``chaz cancel``."""
 
 from __future__ import annotations
 
@@ -27,6 +27,12 @@ def add_commands(commands: Commands, common: argparse.ArgumentParser) -> None:
     wait = add_command(commands, common, "wait", run_wait, "wait for a run and print its answer")
     wait.add_argument("id", help="the run's id, as `chaz send` printed it")
     _add_wait_options(wait)
+
+    cancel = add_command(commands, common, "cancel", run_cancel, "end a run, with the runs that it spawned")
+    cancel.add_argument("id", help="the run's id")
+    cancel.add_argument("--reason", default="", metavar="TEXT", help="why, for the session's log")
+    cancel.add_argument("--by", metavar="NAME", help="who cancels (default: the user's name)")
+    cancel.add_argument("--json", action="store_true", help="print JSON")
 
 
 def _add_wait_options(command: argparse.ArgumentParser) -> None:
@@ -61,6 +67,22 @@ def run_wait(options: argparse.Namespace) -> int:
     """Wait for a run that exists."""
     with producer_of(options) as chaz:
         return _print_answer(chaz.result(options.id), options)
+
+
+def run_cancel(options: argparse.Namespace) -> int:
+    """Ask for a run's end. One that is over already is no mistake: it does not run any more."""
+    with producer_of(options) as chaz:
+        asked = chaz.cancel(options.id, by=options.by, reason=options.reason)
+        state = chaz.result(options.id).state
+    if options.json:
+        print_json({"id": options.id, "asked": asked, "state": state})
+    elif asked:
+        print(f"run {options.id} is to be cancelled with the runs that it spawned; a listener ends them")
+    elif state == "nobody":
+        print(f"entry {options.id} woke nobody; there is nothing to cancel")
+    else:
+        print(f"run {options.id} is over already: {state}")
+    return 0
 
 
 def _print_answer(handle: AgentResult, options: argparse.Namespace) -> int:

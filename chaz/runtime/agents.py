@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fnmatch
 import hashlib
 import importlib
 import json
@@ -10,12 +9,17 @@ import re
 import sys
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
+from decimal import Decimal
 from types import ModuleType
 
 from chaz.channels import AUDIT, AUDIT_DEAD, ISOLATION
+from chaz.entries import Budget
 from chaz.errors import AgentsError, ConfigurationError
+from chaz.lineage import Scope, in_scope, matches
+from chaz.outcomes import Usage
+from chaz.runtime.builtin import BUILT_IN, BUILT_IN_NAMES
 from chaz.runtime.models import ToolSchema, check_model_name
-from chaz.runtime.tools import BUILT_IN, Tool
+from chaz.runtime.tools import Tool
 
 RESERVED_QUEUES = frozenset({ISOLATION, AUDIT, AUDIT_DEAD, "default"})
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_.-]{0,99}")
@@ -24,12 +28,20 @@ _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_.-]{0,99}")
 class Agent:
     """An agent: who it is, what it may use, how far it may go. Define it at the top level of an agents module.
 
-    ``model`` is a name such as ``openai:gpt-5-mini``, or ``scripted``. ``tools`` holds functions made by
-    :func:`chaz.tool` and names of built-in tools (``"spawn_agent"``). ``may_spawn`` names the agents it may spawn
-    (globs such as ``web.*`` too). ``max_steps`` is the most turns of its model in a run, ``timeout`` the seconds from
-    a run's making to its deadline, ``model_timeout`` those of one turn. ``max_concurrent`` caps the runs of it that are
-    running at once, on all machines together; the definition that a worker registered last holds. ``queue`` is the
-    broker's queue it is served from, its own by default. Raises :class:`~chaz.errors.AgentsError` with file and line.
+    ``model`` is a name such as ``openai:gpt-5-mini``, or ``scripted``; ``models`` are others (globs too) that whoever
+    spawns it may choose. ``tools`` holds functions made by :func:`chaz.tool`; ``"spawn_agent"`` among them gives the
+    built-in tools ``spawn_agent`` and ``agent_result``.
+
+    Limits of a run: ``max_steps`` is the most turns of its model, ``timeout`` the seconds from its making to its
+    deadline, ``model_timeout`` those of one turn. Limits of all that it spawns: ``may_spawn`` names the agents (globs
+    such as ``web.*`` too, but itself only by its very name), ``max_depth`` says how many levels deep, ``child_tools``
+    which tools at most (globs; None: all that they have), ``budget`` what a run that nobody spawned and all below it
+    may use together. ``prices`` are those of a million tokens, prompt and completion, of its model, or by a model's
+    name; what has none costs nothing.
+
+    ``max_concurrent`` caps the runs of it that are running at once, on all machines together; the definition that a
+    worker registered last holds. ``queue`` is the broker's queue it is served from, its own by default. Raises
+    :class:`~chaz.errors.AgentsError` with file and line.
     """
 
     def __init__(
@@ -38,8 +50,13 @@ class Agent:
         *,
         instructions: str,
         model: str,
+        models: Sequence[str] = (),
         tools: Sequence[Tool | str] = (),
         may_spawn: Sequence[str] = (),
+        max_depth: int = 16,
+        child_tools: Sequence[str] | None = None,
+        budget: Budget | None = None,
+        prices: tuple[float, float] | Mapping[str, tuple[float, float]] | None = None,
         max_steps: int = 30,
         timeout: float = 3600.0,
         model_timeout: float = 300.0,
@@ -51,21 +68,30 @@ class Agent:
         self.name = name
         self.instructions = instructions
         self.model = model
-        self.may_spawn = () if isinstance(may_spawn, str) else tuple(may_spawn)
+        self.models = self._names("models", models)
+        self.may_spawn = self._names("may_spawn", may_spawn)
+        self.max_depth = max_depth
+        self.child_tools = None if child_tools is None else self._names("child_tools", child_tools)
+        self.budget = budget or Budget()
+        self.prices: Mapping[str, tuple[float, float]] = {model: prices} if isinstance(prices, tuple) else prices or {}
         self.max_steps = max_steps
         self.timeout = timeout
         self.model_timeout = model_timeout
         self.max_concurrent = max_concurrent
         self.queue = queue or name
         self.tools: dict[str, Tool] = {}
-        self.built_in: list[str] = []
+        self._built_in: dict[str, ToolSchema] = {}
+        self._shown: dict[str, str] = {}
         self._check()
-        if isinstance(may_spawn, str):
-            raise self._error(f"may_spawn is the text {may_spawn!r}; write a list: [{may_spawn!r}]")
         for item in tools:
             self._add(item)
-        if self.may_spawn and "spawn_agent" not in self.built_in:
+        if self.may_spawn and not self._built_in:
             raise self._error("may_spawn is set, but 'spawn_agent' is not among its tools; add it")
+
+    def _names(self, what: str, names: Sequence[str]) -> tuple[str, ...]:
+        if isinstance(names, str):
+            raise self._error(f"{what} is the text {names!r}; write a list: [{names!r}]")
+        return tuple(names)
 
     def _check(self) -> None:
         if not _NAME.fullmatch(self.name):
@@ -79,6 +105,10 @@ class Agent:
                 raise self._error(f"{limit} is {getattr(self, limit)}; use more than 0")
         if self.max_concurrent is not None and self.max_concurrent < 1:
             raise self._error(f"max_concurrent is {self.max_concurrent}; use 1 or more, or None for no cap")
+        if self.max_depth < 0:
+            raise self._error(f"max_depth is {self.max_depth}; use 0 for no children at all, or more")
+        if any(price < 0 for pair in self.prices.values() for price in pair):
+            raise self._error(f"its prices are {dict(self.prices)}; use 0 or more")
         try:
             check_model_name(self.model)
         except ConfigurationError as error:
@@ -89,33 +119,71 @@ class Agent:
             if item not in BUILT_IN:
                 known = ", ".join(sorted(BUILT_IN))
                 raise self._error(f"there is no built-in tool {item!r}; there are: {known}")
-            if item in self.built_in:
+            if item in self._built_in:
                 raise self._error(f"it has two tools named {item!r}; name it once")
-            self.built_in.append(item)
+            for schema in BUILT_IN[item]:
+                self._show(schema.name, schema.name)
+                self._built_in[schema.name] = schema
             return
         if not isinstance(item, Tool):
             raise self._error(f"{item!r} is not a tool; decorate the function with @tool")
-        if item.name in self.tools or item.name in BUILT_IN:
-            raise self._error(f"it has two tools named {item.name!r}; rename one with @tool(name=…)")
+        if item.name in BUILT_IN_NAMES:
+            raise self._error(f"it has two tools named {item.name!r}, which is built in; rename one with @tool(name=…)")
+        self._show(item.name, item.shown)
         self.tools[item.name] = item
+
+    def _show(self, name: str, shown: str) -> None:
+        other = self._shown.setdefault(shown, name)
+        if other != name:
+            raise self._error(
+                f"models would see both {other!r} and {name!r} as {shown!r}; rename one with @tool(name=…)"
+            )
+        if name in self.tools or name in self._built_in:
+            raise self._error(f"it has two tools named {name!r}; rename one with @tool(name=…)")
 
     def _error(self, what: str) -> AgentsError:
         return AgentsError(self.place, f"agent {self.name!r}: {what}")
 
     @property
-    def schemas(self) -> list[ToolSchema]:
-        """Its tools as they are shown to a model."""
-        return [tool.schema for tool in self.tools.values()] + [BUILT_IN[name] for name in self.built_in]
+    def tool_names(self) -> list[str]:
+        """The names of its tools, the built-in ones included."""
+        return [*self.tools, *self._built_in]
+
+    def schemas(self, scope: Scope = ()) -> list[ToolSchema]:
+        """Its tools that are in scope, as they are shown to a model."""
+        own = [(name, tool.schema) for name, tool in self.tools.items()]
+        return [schema for name, schema in [*own, *self._built_in.items()] if in_scope(scope, name)]
+
+    def named(self, shown: str) -> str:
+        """The name of the tool that a model calls by ``shown``; the same, if there is none."""
+        return self._shown.get(shown, shown)
 
     def may_spawn_agent(self, name: str) -> bool:
-        """Whether it may spawn the agent of this name."""
-        return any(fnmatch.fnmatchcase(name, allowed) for allowed in self.may_spawn)
+        """Whether it may spawn the agent of this name; itself only if its very name is listed, whatever globs match."""
+        return name in self.may_spawn or (name != self.name and matches(name, self.may_spawn))
+
+    def may_run_with(self, model: str) -> bool:
+        """Whether its runs may be asked to use this model."""
+        return model == self.model or matches(model, self.models)
+
+    def cost(self, model: str, usage: Usage) -> Decimal:
+        """What this usage of a model costs."""
+        prompt, completion = self.prices.get(model, (0, 0))
+        return (Decimal(str(prompt)) * usage.prompt + Decimal(str(completion)) * usage.completion) / 1_000_000
 
     @property
     def version(self) -> str:
         """Changes with the definition; recorded with each step."""
-        facts = [self.instructions, self.model, self.may_spawn, self.max_steps]
-        facts += [schema.model_dump() for schema in self.schemas]
+        facts: list[object] = [
+            self.instructions,
+            self.model,
+            self.models,
+            self.may_spawn,
+            self.max_steps,
+            self.max_depth,
+        ]
+        facts += [self.child_tools, self.budget.model_dump(), dict(self.prices)]
+        facts += [schema.model_dump() for schema in self.schemas()]
         return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:12]
 
     def __repr__(self) -> str:

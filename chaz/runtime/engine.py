@@ -10,14 +10,15 @@ import asyncio
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from decimal import Decimal
 from typing import Protocol
 from uuid import UUID
 
-from pydantic import ValidationError
-
 from chaz.errors import ModelUnavailable
-from chaz.outcomes import CallOutcome, ToolCall, Turn, Usage
+from chaz.lineage import Scope, Spawn, in_scope
+from chaz.outcomes import CallOutcome, Room, ToolCall, Turn, Usage, typed_error
 from chaz.runtime.agents import Agent
+from chaz.runtime.builtin import AGENT_RESULT, SPAWN_AGENT
 from chaz.runtime.models import (
     AssistantMessage,
     ChatModel,
@@ -25,14 +26,18 @@ from chaz.runtime.models import (
     ToolMessage,
     ToolSchema,
 )
+from chaz.runtime.spawning import waits_for, wanted_result, wanted_spawn
 from chaz.runtime.threads import ToolThreads
-from chaz.runtime.tools import SPAWN_AGENT, CallContext, SpawnArguments
+from chaz.runtime.tools import CallContext
 
 MODEL_TRIES = 5
 FIRST_SLEEP = 0.5
 LONGEST_SLEEP = 10.0
 """Seconds that a run may wait for a model in its slot; for longer it is given back."""
-MAX_DEPTH = 16
+BUDGET_PAUSE = 5.0
+"""Seconds that a run waits, without a slot, for others to settle what they hold of its tree's budget."""
+ANSWER = 500
+"""Tokens that a turn is thought to take besides what the model is shown."""
 
 MAY_HAVE_RUN = CallOutcome(
     kind="unknown",
@@ -54,8 +59,12 @@ class Record:
 class Journal(Protocol):
     """What the engine writes before and after each effect."""
 
-    async def store_step(self, step: int, turn: Turn, usage: Usage) -> None:
-        """Store a turn, before any of its calls runs; ``usage`` is the run's so far."""
+    async def reserve(self, step: int, tokens: int, cost: Decimal) -> Room:
+        """Hold what a turn is thought to take of its tree's budget, before the model is asked."""
+        ...
+
+    async def store_step(self, step: int, turn: Turn, usage: Usage, cost: Decimal) -> None:
+        """Store a turn, before any of its calls runs; ``usage`` is the run's so far, ``cost`` the turn's."""
         ...
 
     async def start_call(self, step: int, ordinal: int, call: ToolCall) -> None:
@@ -66,8 +75,15 @@ class Journal(Protocol):
         """Store what a call came to."""
         ...
 
-    async def start_spawn(self, step: int, ordinal: int, call: ToolCall, agent: str, instruction: str) -> None:
-        """Store the call, a child with its directive, and the wait for its answer, all at once."""
+    async def start_spawn(self, step: int, ordinal: int, call: ToolCall, spawn: Spawn) -> CallOutcome | None:
+        """Store the call, a child with its directive, and the wait for its answer, all at once.
+
+        Returns the call's result, stored with it, where there is nothing to wait for: the child's id, or a refusal.
+        """
+        ...
+
+    async def ask_for(self, step: int, ordinal: int, call: ToolCall, child: UUID) -> CallOutcome | None:
+        """Store the call and what it came to: a descendant's answer, or (None) a wait for that."""
         ...
 
     async def hear(self, step: int) -> Sequence[HistoryMessage]:
@@ -118,13 +134,19 @@ class RunContext:
 
     run_id: UUID
     session_id: UUID
-    depth: int
     agent: Agent
     model: ChatModel
+    model_name: str
     journal: Journal
     threads: ToolThreads
     history: list[HistoryMessage]
     max_steps: int
+    depth_left: int
+    """How many levels deep it may spawn."""
+    scope: Scope = ()
+    """Which of its agent's tools it may use."""
+    limited: bool = False
+    """Whether its tree has a budget, so that each turn is reserved first."""
     steps: dict[int, Turn] = field(default_factory=dict[int, Turn])
     """The stored turns."""
     calls: dict[tuple[int, int], Record] = field(default_factory=dict[tuple[int, int], Record])
@@ -147,8 +169,14 @@ async def run(context: RunContext) -> CameTo:
                 return GivenBack(0, "its worker is stopping")
             if step > 0:
                 history.extend(await context.journal.hear(step))
+            room = await _reserve(context, step, history)
+            if room == "none":
+                return Failed("budget", "the budget of its tree of runs is used up")
+            if room == "held":
+                return GivenBack(BUDGET_PAUSE, "others of its tree hold what is left of the budget")
+            last = room == "last" or step == context.max_steps - 1
             try:
-                turn = await _ask(context, history, last=step == context.max_steps - 1)
+                turn = await _ask(context, history, last=last)
             except ModelUnavailable as error:
                 if error.retry_after is None or error.retry_after <= LONGEST_SLEEP:
                     return Failed("model", str(error))
@@ -156,7 +184,8 @@ async def run(context: RunContext) -> CameTo:
             if isinstance(turn, GivenBack):
                 return turn
             usage += turn.usage
-            await context.journal.store_step(step, turn, usage)
+            cost = context.agent.cost(context.model_name, turn.usage)
+            await context.journal.store_step(step, turn, usage, cost)
         else:
             usage += turn.usage
         if not turn.calls:
@@ -166,7 +195,7 @@ async def run(context: RunContext) -> CameTo:
         outcomes = await _calls(context, step, turn)
         waiting = [call for call, outcome in zip(turn.calls, outcomes, strict=True) if outcome is None]
         if waiting:
-            counts = Counter(_waits_for(call) for call in waiting)
+            counts = Counter(waits_for(call) for call in waiting)
             return Parked(", ".join(name if n == 1 else f"{n} x {name}" for name, n in counts.items()))
         history.append(AssistantMessage(turn=turn))
         history.extend(
@@ -186,11 +215,22 @@ async def stops_within(stopping: asyncio.Event, seconds: float) -> bool:
         return False
 
 
+async def _reserve(context: RunContext, step: int, history: Sequence[HistoryMessage]) -> Room:
+    """Hold what the next turn is thought to take: about a token for 4 characters, and some for the answer."""
+    if not context.limited:
+        return "free"
+    shown = [context.agent.instructions, *(message.model_dump_json() for message in history)]
+    shown += [schema.model_dump_json() for schema in context.agent.schemas(context.scope)]
+    usage = Usage(prompt=sum(map(len, shown)) // 4, completion=ANSWER)
+    cost = context.agent.cost(context.model_name, usage)
+    return await context.journal.reserve(step, usage.prompt + usage.completion, cost)
+
+
 async def _ask(context: RunContext, history: Sequence[HistoryMessage], *, last: bool) -> Turn | GivenBack:
     """The model's next turn; what may pass is tried again, unless the wait is too long for a slot."""
     # On the last step an answer is asked for without tools, so that a run ends in text.
     system = context.agent.instructions + (f"\n\n{LAST_STEP}" if last else "")
-    tools: Sequence[ToolSchema] = [] if last else context.agent.schemas
+    tools: Sequence[ToolSchema] = [] if last else context.agent.schemas(context.scope)
     for attempt in range(1, MODEL_TRIES + 1):
         await context.journal.wait_for_lease()
         try:
@@ -218,11 +258,12 @@ async def _calls(context: RunContext, step: int, turn: Turn) -> list[CallOutcome
 async def _call(context: RunContext, step: int, ordinal: int, call: ToolCall) -> CallOutcome | None:
     """One call: from the journal as far as it is there, else for real. None while it waits."""
     journal = context.journal
-    tool = context.agent.tools.get(call.tool)
+    call = call.model_copy(update={"tool": context.agent.named(call.tool)})
     record = context.calls.get((step, ordinal))
     if record is not None:
         if record.outcome is not None or record.waiting:
             return record.outcome
+        tool = context.agent.tools.get(call.tool)
         if record.answer is not None:
             outcome = record.answer
         elif tool is not None and tool.idempotent:
@@ -232,60 +273,43 @@ async def _call(context: RunContext, step: int, ordinal: int, call: ToolCall) ->
         await journal.finish_call(step, ordinal, call, outcome)
         return outcome
     await journal.wait_for_lease()
-    if call.tool == SPAWN_AGENT and SPAWN_AGENT in context.agent.built_in:
-        spawn = _checked_spawn(context, call)
-        if isinstance(spawn, SpawnArguments):
-            instruction = spawn.instruction
-            if spawn.context:
-                instruction += f"\n\nContext:\n{spawn.context}"
-            await journal.start_spawn(step, ordinal, call, spawn.agent, instruction)
-            return None
-        await journal.start_call(step, ordinal, call)
+    outcome = _refused(context, call)
+    if outcome is None and call.tool == SPAWN_AGENT:
+        spawn = wanted_spawn(call, context.agent, context.scope, context.depth_left)
+        if isinstance(spawn, Spawn):
+            return await journal.start_spawn(step, ordinal, call, spawn)
         outcome = spawn
-    else:
-        await journal.start_call(step, ordinal, call)
+    elif outcome is None and call.tool == AGENT_RESULT:
+        child = wanted_result(call)
+        if isinstance(child, UUID):
+            return await journal.ask_for(step, ordinal, call, child)
+        outcome = child
+    await journal.start_call(step, ordinal, call)
+    if outcome is None:
         outcome = await _execute(context, step, ordinal, call)
     await journal.finish_call(step, ordinal, call, outcome)
     return outcome
 
 
+def _refused(context: RunContext, call: ToolCall) -> CallOutcome | None:
+    """Why the run may not call this tool; None if it may."""
+    if call.tool not in context.agent.tool_names:
+        word, why = "unknown_tool", f"there is no tool {call.tool!r}"
+    elif not in_scope(context.scope, call.tool):
+        word, why = "not_allowed", f"you were spawned without the tool {call.tool!r}"
+    else:
+        return None
+    known = ", ".join(schema.name for schema in context.agent.schemas(context.scope)) or "none"
+    return typed_error(word, f"{why}; your tools are: {known}")
+
+
 async def _execute(context: RunContext, step: int, ordinal: int, call: ToolCall) -> CallOutcome:
-    tool = context.agent.tools.get(call.tool)
-    if tool is None:
-        known = ", ".join(schema.name for schema in context.agent.schemas) or "none"
-        return CallOutcome(kind="error", content=f"there is no tool {call.tool!r}; your tools are: {known}")
+    if refused := _refused(context, call):
+        return refused
     # To store the start may have taken long.
     await context.journal.wait_for_lease()
-    return await tool.call(
+    return await context.agent.tools[call.tool].call(
         call.arguments,
         CallContext(context.run_id, context.session_id, context.agent.name, step, ordinal),
         context.threads,
     )
-
-
-def _checked_spawn(context: RunContext, call: ToolCall) -> SpawnArguments | CallOutcome:
-    """The arguments of a spawn that is allowed, else what the model is told."""
-    try:
-        arguments = SpawnArguments.model_validate_json(call.arguments or "{}")
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        where = ".".join(str(part) for part in first["loc"]) or "arguments"
-        return CallOutcome(kind="error", content=f"bad arguments for {SPAWN_AGENT}: {where}: {first['msg']}")
-    if not arguments.agent.strip():
-        return CallOutcome(kind="error", content=f"bad arguments for {SPAWN_AGENT}: the agent is empty")
-    if not arguments.instruction.strip():
-        return CallOutcome(kind="error", content=f"bad arguments for {SPAWN_AGENT}: the instruction is empty")
-    if not context.agent.may_spawn_agent(arguments.agent):
-        allowed = ", ".join(context.agent.may_spawn) or "no agent"
-        return CallOutcome(kind="error", content=f"you may not spawn {arguments.agent!r}; you may spawn: {allowed}")
-    if context.depth + 1 > MAX_DEPTH:
-        return CallOutcome(kind="error", content=f"too deep: agents may spawn agents {MAX_DEPTH} levels deep")
-    return arguments
-
-
-def _waits_for(call: ToolCall) -> str:
-    """What a parked call waits for, in a word: its child agent's name."""
-    try:
-        return SpawnArguments.model_validate_json(call.arguments).agent
-    except ValidationError:
-        return call.tool

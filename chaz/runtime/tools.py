@@ -8,9 +8,10 @@ import inspect
 import json
 import logging
 import re
+import threading
 import types
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints, overload
 from uuid import UUID
 
@@ -26,7 +27,9 @@ from chaz.runtime.threads import ToolThreads
 logger = logging.getLogger("chaz.worker")
 
 DEFAULT_TIMEOUT = 60.0
-_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
+_NAME = re.compile(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*")
+MAX_SHOWN = 64
+"""The longest name that models take."""
 
 
 @dataclass(frozen=True)
@@ -38,6 +41,19 @@ class CallContext:
     agent: str
     step: int
     ordinal: int
+    _abandoned: threading.Event = field(default_factory=threading.Event, init=False, repr=False, compare=False)
+
+    @property
+    def cancelled(self) -> bool:
+        """Whether nobody takes the result any more: the run was cancelled or lost, or the call's time is over.
+
+        A synchronous tool cannot be stopped from outside. One that takes long looks at this and stops by itself.
+        """
+        return self._abandoned.is_set()
+
+    def abandon(self) -> None:
+        """Tell the tool that its result is not wanted any more."""
+        self._abandoned.set()
 
     @property
     def idempotency_key(self) -> str:
@@ -65,9 +81,11 @@ class Tool:
         self.timeout = timeout
         self.idempotent = idempotent
         self.place = place_of(function)
-        if not _NAME.fullmatch(self.name):
+        if not _NAME.fullmatch(self.name) or len(self.shown) > MAX_SHOWN:
             raise AgentsError(
-                self.place, f"tool {self.name!r}: models take letters, digits, '_' and '-' in a name, 64 at most"
+                self.place,
+                f"tool {self.name!r}: a name has letters, digits, '_' and '-', and '.' between groups of them, which "
+                f"models see as '__'; {MAX_SHOWN} in all",
             )
         if timeout <= 0:
             raise AgentsError(self.place, f"tool {self.name!r} has the timeout {timeout:g} s; use more than 0")
@@ -79,11 +97,16 @@ class Tool:
         self._context_parameter, self._arguments = _arguments_model(function, self.name, self.place)
 
     @property
+    def shown(self) -> str:
+        """Its name for models, which take no dots: ``web__search`` for ``web.search``."""
+        return self.name.replace(".", "__")
+
+    @property
     def schema(self) -> ToolSchema:
         """The tool as it is shown to a model."""
         parameters = self._arguments.model_json_schema()
         parameters.pop("title", None)
-        return ToolSchema(name=self.name, description=self.description, parameters=parameters)
+        return ToolSchema(name=self.shown, description=self.description, parameters=parameters)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """The plain function, for tests and other code."""
@@ -134,8 +157,10 @@ class Tool:
         except BaseException as error:
             task = asyncio.current_task()
             if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
+                context.abandon()
                 raise
             if isinstance(error, TimeoutError) and deadline.expired():
+                context.abandon()
                 if not is_async:
                     logger.warning(
                         "tool %s hangs past its %g s in a thread; %d of %d threads for tools are busy",
@@ -252,7 +277,8 @@ def tool(
 ) -> Tool | Callable[[Callable[..., Any]], Tool]:
     """Make a function a tool: ``@tool`` or ``@tool(timeout=10)``.
 
-    Its type hints become the schema, its docstring the description. ``timeout`` is in seconds. ``idempotent`` says that
+    Its type hints become the schema, its docstring the description. ``name`` may have groups, as in ``web.search``, so
+    that globs such as ``web.*`` stand for all of one. ``timeout`` is in seconds. ``idempotent`` says that
     a call may be made again when its worker was lost during it; otherwise the model is told that it may have run.
     Raises AgentsError with file and line when a model could not call it.
     """
@@ -263,32 +289,3 @@ def tool(
         return Tool(function, name=name, timeout=timeout, idempotent=idempotent)
 
     return make
-
-
-class SpawnArguments(BaseModel):
-    """The arguments of ``spawn_agent``."""
-
-    model_config = ConfigDict(extra="forbid")
-
-    agent: str
-    instruction: str
-    context: str | None = None
-
-
-SPAWN_AGENT = "spawn_agent"
-SPAWN_SCHEMA = ToolSchema(
-    name=SPAWN_AGENT,
-    description="Give an instruction to another agent and get its answer. Several in one turn run at the same time.",
-    parameters={
-        "type": "object",
-        "properties": {
-            "agent": {"type": "string", "description": "The agent's name."},
-            "instruction": {"type": "string", "description": "What it shall do, complete in itself."},
-            "context": {"type": "string", "description": "What it needs to know besides."},
-        },
-        "required": ["agent", "instruction"],
-        "additionalProperties": False,
-    },
-)
-BUILT_IN: Mapping[str, ToolSchema] = {SPAWN_AGENT: SPAWN_SCHEMA}
-"""Tools named by a string; the engine does what they stand for."""

@@ -12,6 +12,7 @@
 --   steps          one stored turn of the model per row.   worker
 --   calls          one tool call of a step per row.        worker
 --   waits          what a parked run waits for.            the run asks; the child's end answers
+--   cancellations  runs that are to end, with their trees.  anybody asks by chaz.cancel(); the listener ends them
 --   tree_budgets   what a tree of runs may use and used, by its root.
 --   workers        one lease per worker process (an incarnation, never a machine's name). Only it updates its row.
 --   listeners      one row per listener process, for its health.
@@ -24,6 +25,7 @@
 -- tree_budgets, workers.
 --
 -- States that must not happen raise:  CZ001 invalid entry   CZ002 conflict   CZ003 unknown session   CZ004 append-only
+--                                     CZ005 unknown run
 
 create function chaz.new_id() returns uuid
 language sql volatile parallel safe
@@ -172,8 +174,13 @@ create table chaz.sessions (
     parent_run_id uuid,
     root_run_id   uuid,
     depth         integer     not null default 0,
-    scope         jsonb,       -- the tools that its runs may use, as globs; null: all that the agent has
-    deadline      timestamptz, -- no run in it may last longer
+    -- what a child's session hands on to every run in it; null: as the agent says
+    depth_left    integer,     -- how many levels deep they may spawn
+    scope         jsonb,       -- the tools that they may use: lists of globs, each of which has to match
+    model         text,
+    max_steps     integer,
+    deadline      timestamptz, -- none may last longer
+    detached      boolean     not null default false, -- they outlive the cancelling of the run that opened it
     on_message    text        not null default 'coalesce',
     created_at    timestamptz not null default clock_timestamp(),
     constraint sessions_name unique (tenant, name),
@@ -181,6 +188,7 @@ create table chaz.sessions (
 );
 
 create index sessions_tree on chaz.sessions (root_run_id) where root_run_id is not null;
+create index sessions_children on chaz.sessions (parent_run_id) where parent_run_id is not null;
 
 create table chaz.heads (
     session_id    uuid   not null constraint heads_pkey primary key,
@@ -202,6 +210,9 @@ create table chaz.agents (
     version        text        not null,
     max_steps      integer     not null,
     timeout        interval    not null,
+    -- what a spawn is checked against; null: a version that does not say
+    tools          text[],
+    models         text[],
     max_concurrent integer,    -- so many of its runs are running at once, on all machines together; null: any number
     seen_at        timestamptz not null default clock_timestamp(),
     constraint agents_max_concurrent check (max_concurrent > 0)
@@ -265,9 +276,11 @@ create table chaz.runs (
     parent_run_id    uuid,
     root_run_id      uuid        not null,
     depth            integer     not null default 0,
+    -- limits; null: as the agent says
+    depth_left       integer,
     scope            jsonb,
-    -- limits
-    max_steps        integer,              -- null: as the agent says
+    model            text,
+    max_steps        integer,
     not_before       timestamptz,
     expires_at       timestamptz,          -- not started by then: failed
     deadline         timestamptz not null, -- not ended by then: failed
@@ -290,6 +303,11 @@ create table chaz.runs (
     -- what it came to
     steps            integer     not null default 0,
     usage            jsonb       not null default '{}',
+    cost             numeric     not null default 0,
+    -- what it holds of its tree's budget, for the step that it is about to take
+    reserved_step    integer,
+    reserved_tokens  bigint      not null default 0,
+    reserved_cost    numeric     not null default 0,
     waits_for        text,
     result           text,
     reason           text,
@@ -328,14 +346,34 @@ create constraint trigger runs_ring_capped after update of state on chaz.runs de
 create constraint trigger runs_ring_update after update of state on chaz.runs deferrable initially deferred
     for each row when (new.state = 'queued' and old.state <> 'queued') execute function chaz.ring();
 
+-- A request touches no run, so that it waits for nobody. It may come before its run, while the entry is not placed.
+create table chaz.cancellations (
+    run_id        uuid        not null constraint cancellations_pkey primary key,
+    cancelled_by  text        not null,
+    reason        text        not null default '',
+    parent_run_id uuid,       -- the cancelled run that had spawned this one; null: this one was named
+    requested_at  timestamptz not null default clock_timestamp(),
+    done_at       timestamptz, -- the run is over, and its children have rows of their own
+    constraint cancellations_cancelled_by check (length(cancelled_by) between 1 and 200),
+    constraint cancellations_reason check (length(reason) <= 10000)
+);
+create index cancellations_open on chaz.cancellations (requested_at) where done_at is null;
+
+create constraint trigger cancellations_ring after insert on chaz.cancellations deferrable initially deferred
+    for each row execute function chaz.ring();
+
+-- What is used is counted with each stored step; what is reserved is held by runs (runs.reserved_*) that take one.
 create table chaz.tree_budgets (
-    root_run_id uuid    not null constraint tree_budgets_pkey primary key,
-    max_steps   integer,
-    steps       integer not null default 0,
-    max_tokens  bigint,
-    tokens      bigint  not null default 0,
-    max_cost    numeric,
-    cost        numeric not null default 0
+    root_run_id     uuid    not null constraint tree_budgets_pkey primary key,
+    max_steps       integer,
+    steps           integer not null default 0,
+    reserved_steps  integer not null default 0,
+    max_tokens      bigint,
+    tokens          bigint  not null default 0,
+    reserved_tokens bigint  not null default 0,
+    max_cost        numeric,
+    cost            numeric not null default 0,
+    reserved_cost   numeric not null default 0
 ) with (fillfactor = 70);
 
 
@@ -363,6 +401,7 @@ create table chaz.calls (
     state           text        not null default 'started',
     outcome         text,
     result          text,
+    error           text,
     call_position   bigint      not null,
     call_seq        integer     not null,
     result_position bigint,
@@ -427,6 +466,7 @@ create function chaz.send(
     expires          timestamptz default null,
     timeout          interval    default null,
     priority         integer     default null,
+    budget           jsonb       default null,
     open_session     boolean     default false
 ) returns uuid
 language plpgsql
@@ -438,7 +478,8 @@ as $$
 declare
     session_id uuid;
     options    jsonb := jsonb_strip_nulls(jsonb_build_object(
-        'not_before', not_before, 'expires', expires, 'timeout', extract(epoch from timeout), 'priority', priority));
+        'not_before', not_before, 'expires', expires, 'timeout', extract(epoch from timeout), 'priority', priority,
+        'budget', jsonb_strip_nulls(budget)));
     entry_id   uuid := id;
     found_id   uuid;
     found      chaz.entries;
@@ -469,6 +510,8 @@ begin
         raise exception 'a timeout is more than 0 s and at most ten years, not %', timeout using errcode = 'CZ001';
     elsif priority not between -1000 and 1000 then
         raise exception 'a priority is between -1000 and 1000, not %', priority using errcode = 'CZ001';
+    elsif jsonb_typeof(budget) <> 'object' or budget - array['steps', 'tokens', 'cost'] <> '{}' then
+        raise exception 'a budget is a JSON object of steps, tokens and cost, not %', budget using errcode = 'CZ001';
     elsif id is not null and idempotency_key is not null then
         raise exception 'give an id or an idempotency key, not both' using errcode = 'CZ001';
     end if;
@@ -561,5 +604,43 @@ begin
         raise exception 'no session %', session_id using errcode = 'CZ003', detail = session_id::text;
     end if;
     return session_id;
+end
+$$;
+
+
+-- Taking it back -----------------------------------------------------------------------------------------------------
+
+create function chaz.cancel(id uuid, cancelled_by text, reason text default '') returns boolean
+language plpgsql
+as $$
+-- Ask that a run be ended, with the runs that it spawned; false if it is over already, or its entry woke nobody.
+-- One INSERT, which waits only for an open transaction that asks the same.
+#variable_conflict use_variable
+declare
+    state text;
+begin
+    if cancelled_by is null or length(cancelled_by) not between 1 and 200 then
+        raise exception 'who cancels has 1 to 200 characters, not %', coalesce(length(cancelled_by), 0) using errcode = 'CZ001';
+    elsif reason is null or length(reason) > 10000 then
+        raise exception 'a reason has 10000 characters at most, not %', coalesce(length(reason)::text, 'null')
+            using errcode = 'CZ001';
+    end if;
+    -- In one statement: an entry that is placed between two would seem to have woken nobody.
+    select coalesce(
+        (with recursive followed as (
+            select r.state, r.superseded_by from chaz.runs r where r.id = id
+            union all
+            select r.state, r.superseded_by from followed f join chaz.runs r on r.id = f.superseded_by)
+        select f.state from followed f where f.superseded_by is null),
+        (select case when e.position is null then 'pending' else 'nobody' end from chaz.entries e where e.id = id))
+    into state;
+    if state is null then
+        raise exception 'no run %', coalesce(id::text, 'null') using errcode = 'CZ005', detail = coalesce(id::text, 'null');
+    elsif state in ('succeeded', 'failed', 'cancelled', 'nobody') then
+        return false;
+    end if;
+    insert into chaz.cancellations (run_id, cancelled_by, reason) values (id, cancelled_by, reason)
+    on conflict on constraint cancellations_pkey do nothing;
+    return true;
 end
 $$;

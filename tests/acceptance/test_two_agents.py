@@ -25,17 +25,19 @@ def test_one_slot_serves_a_parent_and_its_child(processes: Processes, database: 
         assert result.get(timeout=60) == "parent heard: child counted 2"
 
 
-def test_a_chain_is_deeper_than_there_are_slots(processes: Processes, database: ScratchDatabase) -> None:
+def test_a_chain_of_six_needs_one_slot(processes: Processes, database: ScratchDatabase) -> None:
     processes.listener()
     processes.audit()
-    processes.worker("--concurrency", "2")
+    processes.worker("--concurrency", "1")
     instruction = script(answer("bottom"))
-    for _ in range(5):
+    for _ in range(6):
         instruction = script(calls(spawn("parent", instruction)), answer("over {{results}}"))
 
     with Chaz(database.url) as chaz:
-        assert chaz.session("chain").direct("parent", instruction).get(timeout=90) == "over " * 5 + "bottom"
-    assert database.value("select count(*) from chaz.runs where state = 'succeeded'") == 6
+        assert chaz.session("chain").direct("parent", instruction).get(timeout=90) == "over " * 6 + "bottom"
+    assert database.query("select depth, depth_left, state from chaz.runs order by depth") == [
+        {"depth": depth, "depth_left": None if depth == 0 else 16 - depth, "state": "succeeded"} for depth in range(7)
+    ]
 
 
 def test_a_waiting_parent_is_a_row_and_nothing_else(processes: Processes, database: ScratchDatabase) -> None:
@@ -85,5 +87,5 @@ def test_a_child_that_fails_is_an_error_for_the_parent_s_model(processes: Proces
         told = result.get(timeout=60) or ""
 
     assert "agent child failed (model)" in told
-    assert "the instruction is empty" in told
+    assert "bad_arguments: spawn_agent: instruction: " in told
     assert "you may not spawn 'stranger'" in told

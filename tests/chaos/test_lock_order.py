@@ -63,6 +63,7 @@ async def a_family(stations: Stations, database: ScratchDatabase, session: str) 
         late=[run for role, run in children.items() if "late" in role],
     )
     of_ends = claims[claimed.index("ends")].session_id
+    database.query("update chaz.tree_budgets set max_steps = 1000")
     by_role = dict(zip(claimed, claims, strict=True))
     await stations.step(by_role["spawns"], a_call("spawn_agent"))
     return Family(parent, failed.run_id, children, by_role, [parent.session_id, of_ends])
@@ -95,6 +96,12 @@ async def race(stations: Stations, database: ScratchDatabase, family: Family, or
         listen(stations),
         stations.spawn(claims["spawns"]),
         stations.step(claims["steps"]),
+        stations.reserve(claims["steps"]),
+        stations.reserve(claims["ends"]),
+        stations.reserve(claims["is given back"]),
+        stations.reserve(family.parent, step=1),
+        stations.ask_for(family.parent, children["ends"], ordinal=len(ROLES)),
+        stations.ask_for(family.parent, children["is late"], ordinal=len(ROLES) + 1),
         stations.give_back(claims["is given back"]),
         stations.try_to_claim(children["is claimed"], "child"),
         stations.end(claims["is lost"]),
@@ -136,6 +143,15 @@ async def test_nobody_is_ever_in_a_deadlock(database: ScratchDatabase) -> None:
             )
             assert {row["child_run_id"] for row in answered} == ended
             assert await stations.state(family.parent.run_id) == "parked"
+            (held,) = await stations.fetch(
+                """
+                select b.reserved_steps, (
+                    select count(*) from chaz.runs where root_run_id = %(r)s and reserved_step is not null) as by_runs
+                from chaz.tree_budgets b where root_run_id = %(r)s
+                """,
+                r=family.parent.run_id,
+            )
+            assert held["reserved_steps"] == held["by_runs"]
         while (await stations.place()).entries:
             pass
     assert unruly(database) == []

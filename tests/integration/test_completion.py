@@ -62,7 +62,7 @@ async def test_all_of_the_end_is_true_at_once(stations: Stations, database: Scra
     (head,) = await stations.fetch("select active_run from chaz.heads where session_id = %(s)s", s=claim.session_id)
     assert head["active_run"] == following["id"]
     assert await stations.state(parent.run_id) == "queued"
-    assert await answers(stations) == [{"kind": "ok", "content": "42"}]
+    assert await answers(stations) == [{"kind": "ok", "content": "42", "error": ""}]
 
 
 async def test_an_answer_that_fails_halfway_leaves_nothing(stations: Stations) -> None:
@@ -143,17 +143,17 @@ async def test_the_digest_is_that_of_the_events(stations: Stations) -> None:
 
 
 @pytest.mark.parametrize(
-    ("state", "told"),
+    ("state", "kind", "told"),
     [
-        ("failed", "agent child failed (model): too bad"),
-        ("cancelled", "agent child was cancelled (model): too bad"),
+        ("failed", "error", "failed: agent child failed (model): too bad"),
+        ("cancelled", "cancelled", "cancelled: agent child was cancelled (model): too bad"),
     ],
 )
-async def test_the_parent_is_told_how_its_child_ended(stations: Stations, state: str, told: str) -> None:
+async def test_the_parent_is_told_how_its_child_ended(stations: Stations, state: str, kind: str, told: str) -> None:
     parent, (child,) = await stations.spawning("s")
     await stations.park(parent)
     await stations.end(await stations.claim(child, "child"), "too bad", state=state, reason="model")
-    assert await answers(stations) == [{"kind": "error", "content": told}]
+    assert await answers(stations) == [{"kind": kind, "content": told, "error": state}]
 
 
 async def test_the_parent_is_answered_exactly_once(stations: Stations) -> None:

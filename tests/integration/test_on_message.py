@@ -9,7 +9,18 @@ from uuid import UUID
 
 import pytest
 
-from chaz import Chaz, InvalidEntry, RunCancelled, RunFailed, UnknownSession, interrupts, journal, sessionlog, steering
+from chaz import (
+    Chaz,
+    InvalidEntry,
+    RunCancelled,
+    RunFailed,
+    UnknownSession,
+    cancelling,
+    interrupts,
+    journal,
+    sessionlog,
+    steering,
+)
 from chaz.aside import Aside
 from chaz.entries import session_id
 from chaz.errors import StaleAttempt
@@ -225,6 +236,32 @@ async def test_a_run_that_ends_by_itself_is_not_interrupted(stations: Stations) 
     assert [await stations.state(run) for run in (claim.run_id, message, earlier)] == ["succeeded", "queued", "pending"]
 
 
+async def test_what_an_interrupted_run_had_spawned_is_cancelled(stations: Stations) -> None:
+    await configure(stations, "s", "interrupt")
+    claim, (child, finished) = await stations.spawning("s", children=2)
+    below = await stations.claim(child, "child")
+    await stations.step(below)
+    grandchild = await stations.spawn(below)
+    await stations.end(await stations.claim(finished, "child"))
+    assert await stations.park(claim)
+    message = await stations.say("s", "never mind")
+    await stations.place()
+    assert await interrupt(stations) == [claim.run_id]
+    assert await stations.state(message) == "queued"
+
+    while (await cancelling.walk(stations.database, aside=Aside())).settled:
+        await stations.place()
+    assert await stations.state(claim.run_id) == "cancelled"
+    assert (await stations.run(claim.run_id))["reason"] == "interrupted"
+    assert await stations.state(finished) == "succeeded"
+    assert await stations.state(message) == "queued"
+    for run, parent in ((child, claim.run_id), (grandchild, child)):
+        ended = await stations.run(run)
+        assert (ended["state"], ended["reason"]) == ("cancelled", "parent")
+        text = f"with run {parent} that had spawned it: it was interrupted by a newer message"
+        assert ended["result"] == f"cancelled by chaz, {text}"
+
+
 async def test_a_parent_is_told_that_its_child_was_interrupted(stations: Stations, database: ScratchDatabase) -> None:
     parent, (child,) = await stations.spawning("p")
     await stations.claim(child, "child")
@@ -235,7 +272,7 @@ async def test_a_parent_is_told_that_its_child_was_interrupted(stations: Station
     await stations.place()
     assert await interrupt(stations) == [child]
     (wait,) = await stations.fetch("select answer from chaz.waits")
-    assert wait["answer"]["kind"] == "error"
+    assert wait["answer"]["kind"] == "cancelled"
     assert "agent child was cancelled (interrupted)" in wait["answer"]["content"]
     assert await stations.state(parent.run_id) == "queued"
 

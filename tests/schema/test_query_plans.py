@@ -6,29 +6,43 @@ import json
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from datetime import timedelta
+from decimal import Decimal
 from typing import Any, TypeVar, cast
 from uuid import UUID, uuid4
 
 import pytest
 
-from chaz import interrupts, publishing, runs, sessionlog, steering, sweeps
+from chaz import (
+    Budget,
+    cancelling,
+    children,
+    interrupts,
+    journal,
+    publishing,
+    runs,
+    sessionlog,
+    steering,
+    sweeps,
+)
 from chaz.aside import Aside
 from chaz.completion import end_run
 from chaz.database import Database, Transaction
 from chaz.entries import session_id
-from chaz.outcomes import RunOutcome
+from chaz.lineage import Spawn
+from chaz.outcomes import RunOutcome, Turn, Usage
 from chaz.placing import place
 from tests.fixtures.postgres import ScratchDatabase, both_servers
-from tests.fixtures.stations import Stations
+from tests.fixtures.stations import Stations, a_call
 
 pytestmark = [pytest.mark.anyio, both_servers]
 
 T = TypeVar("T")
-WATCHED = {"entries", "runs", "waits", "calls", "steps", "workers"}
+WATCHED = {"entries", "runs", "waits", "calls", "steps", "workers", "cancellations"}
 TINY: set[str] = {"workers"}
 """Tables that hold a few rows for ever."""
 PARTIAL = {
     "entries_inbox",
+    "cancellations_open",
     "runs_to_publish",
     "runs_of_worker",
     "runs_deadline",
@@ -122,6 +136,11 @@ async def history(stations: Stations) -> None:
             select id, 0, 0, 'c', 't', '{}', 1, 'done', 'ok', '', 1, 1, 1, 2 from chaz.runs)
         insert into chaz.waits (run_id, step, ordinal, kind, child_run_id, answer, answered_at)
         select id, 0, 0, 'child', gen_random_uuid(), '{}', now() from chaz.runs
+        """
+    )
+    stations.scratch.query(
+        """
+        insert into chaz.cancellations (run_id, cancelled_by, done_at) select id, 'ada', now() from chaz.runs
         """
     )
     for text in ("one", "two", "three"):
@@ -221,6 +240,27 @@ async def test_claiming_reading_and_ending(explaining: ExplainingDatabase, stati
     assert await stations.state(run) == "succeeded"
 
 
+async def test_reserving_spawning_and_asking(explaining: ExplainingDatabase, stations: Stations) -> None:
+    claim = await stations.claim(await first_run(stations))
+    call = a_call("spawn_agent")
+
+    async def spawn_and_ask(database: Database) -> None:
+        await database.transact(
+            lambda tx: journal.reserve(tx, claim, step=0, tokens=1, cost=Decimal(1), budget=Budget(steps=9))
+        )
+        await database.transact(
+            lambda tx: journal.store_step(tx, claim, step=0, turn=Turn(), version="v1", usage=Usage())
+        )
+        await database.transact(
+            lambda tx: children.start_spawn(tx, claim, step=0, ordinal=0, call=call, spawn=Spawn("child", "do it"))
+        )
+        child = children.child_id(claim.run_id, 0, 0)
+        await database.transact(lambda tx: children.ask_for(tx, claim, step=0, ordinal=1, call=call, child=child))
+
+    await explaining.plans_of(spawn_and_ask)
+    assert len(await stations.fetch("select from chaz.waits where answer is null")) == 2
+
+
 async def test_reading_a_log_past_a_position(explaining: ExplainingDatabase) -> None:
     plans = await explaining.plans_of(lambda database: sessionlog.entries(database, session_id("s9"), after=(50, 0)))
     assert "entries_place" in plans
@@ -241,3 +281,23 @@ async def test_sweeping(explaining: ExplainingDatabase) -> None:
     await explaining.plans_of(sweeps.rescue_lost)
     plans = await explaining.plans_of(lambda database: sweeps.close_late(database, grace=10, lease=15, aside=Aside()))
     assert "runs_deadline" in plans
+
+
+async def test_cancelling(explaining: ExplainingDatabase, stations: Stations) -> None:
+    run = await first_run(stations)
+    stations.scratch.query(
+        """
+        insert into chaz.sessions (id, parent_run_id) select gen_random_uuid(), gen_random_uuid()
+        from generate_series(1, 3000)
+        """
+    )
+    stations.scratch.query("analyze chaz.sessions")
+
+    async def ask_and_walk(database: Database) -> None:
+        await database.transact(lambda tx: cancelling.request(tx, run))
+        assert (await cancelling.walk(database, aside=Aside())).settled == 1
+
+    plans = await explaining.plans_of(ask_and_walk)
+    assert "cancellations_open" in plans
+    assert "sessions_children" in plans
+    assert await stations.state(run) == "cancelled"

@@ -6,12 +6,15 @@ import importlib
 import inspect
 import sys
 from collections.abc import Callable, Iterator
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from chaz.entries import Budget
 from chaz.errors import AgentsError, ConfigurationError
+from chaz.outcomes import Usage
 from chaz.runtime.agents import Agent, Agents, load_agents
 from chaz.runtime.models import check_model_name, register_provider, resolve_model
 from chaz.runtime.models.scripted import ScriptedModel, model
@@ -45,7 +48,8 @@ def test_a_definition_is_kept_with_its_place() -> None:
     assert reader.place == f"{__file__}:{line}"
     assert (reader.name, reader.instructions, reader.model, reader.max_steps) == ("reader", "Read.", "scripted:x", 3)
     assert reader.queue == "reader"
-    assert [schema.name for schema in reader.schemas] == ["word_count", "spawn_agent"]
+    assert [schema.name for schema in reader.schemas()] == ["word_count", "spawn_agent", "agent_result"]
+    assert reader.tool_names == ["word_count", "spawn_agent", "agent_result"]
     assert repr(reader) == f"<Agent reader at {reader.place}>"
 
 
@@ -77,7 +81,11 @@ def test_a_name_may_not_be(name: str) -> None:
         ({"tools": [word_count, word_count]}, "two tools named 'word_count'"),
         ({"tools": ["spawn_agent", "spawn_agent"]}, "two tools named 'spawn_agent'"),
         ({"may_spawn": ["writer"]}, "may_spawn is set, but 'spawn_agent' is not among its tools"),
-        ({"may_spawn": "writer", "tools": ["spawn_agent"]}, "may_spawn"),
+        ({"may_spawn": "writer", "tools": ["spawn_agent"]}, "may_spawn is the text 'writer'"),
+        ({"models": "scripted"}, "models is the text 'scripted'"),
+        ({"child_tools": "web.*"}, "child_tools is the text"),
+        ({"max_depth": -1}, "max_depth is -1"),
+        ({"prices": (-1, 0)}, "its prices are"),
         ({"max_steps": 0}, "max_steps is 0"),
         ({"max_concurrent": 0}, "max_concurrent is 0; use 1 or more, or None for no cap"),
         ({"timeout": -1}, "timeout is -1"),
@@ -112,6 +120,64 @@ def test_may_spawn_takes_names_and_globs() -> None:
     assert not agent(tools=["spawn_agent"]).may_spawn_agent("reader")
 
 
+def test_an_agent_may_spawn_itself_only_by_its_very_name() -> None:
+    assert not agent("web.lead", tools=["spawn_agent"], may_spawn=["web.*", "*"]).may_spawn_agent("web.lead")
+    assert agent("web.lead", tools=["spawn_agent"], may_spawn=["web.lead"]).may_spawn_agent("web.lead")
+
+
+def test_a_dotted_tool_is_shown_in_letters_that_models_take() -> None:
+    @tool(name="web.search")
+    def search(text: str) -> str:
+        """Search."""
+        return text
+
+    reader = agent(tools=[search, word_count])
+    assert [schema.name for schema in reader.schemas()] == ["web__search", "word_count"]
+    assert reader.tool_names == ["web.search", "word_count"]
+    assert [reader.named(shown) for shown in ("web__search", "web.search", "word_count", "other")] == [
+        "web.search",
+        "web.search",
+        "word_count",
+        "other",
+    ]
+
+    @tool(name="web__search")
+    def twin(text: str) -> str:
+        """Search."""
+        return text
+
+    with pytest.raises(AgentsError, match=r"models would see both 'web\.search' and 'web__search' as"):
+        agent(tools=[search, twin])
+
+
+def test_a_scope_takes_tools_away() -> None:
+    reader = agent(tools=[word_count, "spawn_agent"])
+    assert [schema.name for schema in reader.schemas([["*_*"], ["word_*", "agent_result"]])] == [
+        "word_count",
+        "agent_result",
+    ]
+    assert reader.schemas([["*"], []]) == []
+
+
+def test_what_tokens_cost_is_as_the_prices_say() -> None:
+    usage = Usage(prompt=2_000_000, completion=500_000)
+    priced = agent(prices=(0.1, 2))
+    assert priced.cost(priced.model, usage) == Decimal("1.2")
+    assert priced.cost("scripted:dear", usage) == 0
+    assert agent(prices={"scripted:dear": (1, 0)}).cost("scripted:dear", usage) == 2
+    assert agent().cost("scripted", usage) == 0
+
+
+def test_which_models_it_may_be_run_with() -> None:
+    reader = agent(model="scripted:own", models=["scripted:other", "openai:gpt-5*"])
+    names = ["scripted:own", "scripted:other", "scripted:third", "openai:gpt-5-mini", "openai:o3"]
+    assert [name for name in names if reader.may_run_with(name)] == [
+        "scripted:own",
+        "scripted:other",
+        "openai:gpt-5-mini",
+    ]
+
+
 def test_the_version_is_that_of_the_definition() -> None:
     @tool(name="word_count")
     def other(text: str) -> int:
@@ -125,6 +191,11 @@ def test_the_version_is_that_of_the_definition() -> None:
         {"instructions": "Write."},
         {"model": "scripted:other"},
         {"max_steps": 4},
+        {"max_depth": 4},
+        {"models": ["scripted:other"]},
+        {"child_tools": []},
+        {"budget": Budget(steps=5)},
+        {"prices": (1, 2)},
         {"may_spawn": ["writer", "chef"]},
         {"tools": ["spawn_agent"]},
         {"tools": [other, "spawn_agent"]},

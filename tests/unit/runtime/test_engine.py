@@ -8,6 +8,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from decimal import Decimal
 from typing import Any, Literal
 from uuid import UUID
 
@@ -15,10 +16,11 @@ import pytest
 
 from chaz.entries import safe_text
 from chaz.errors import ModelError, ModelUnavailable, StaleAttempt
-from chaz.outcomes import CallOutcome, ToolCall, Turn, Usage
+from chaz.lineage import Spawn
+from chaz.outcomes import CallOutcome, Room, ToolCall, Turn, Usage, typed_error
 from chaz.runtime import engine
 from chaz.runtime.agents import Agent
-from chaz.runtime.engine import MAX_DEPTH, MAY_HAVE_RUN, Answered, Failed, GivenBack, Parked, Record, RunContext
+from chaz.runtime.engine import MAY_HAVE_RUN, Answered, Failed, GivenBack, Parked, Record, RunContext
 from chaz.runtime.models import (
     AssistantMessage,
     ChatModel,
@@ -50,8 +52,9 @@ class Written:
     usage: Usage | None = None
     call: ToolCall | None = None
     outcome: CallOutcome | None = None
-    agent: str = ""
-    instruction: str = ""
+    spawn: Spawn | None = None
+    child: UUID | None = None
+    cost: Decimal = Decimal(0)
 
     def __str__(self) -> str:
         return f"{self.kind} {self.step}" + (f".{self.ordinal}" if self.ordinal >= 0 else "")
@@ -65,6 +68,10 @@ class Recorder:
     events: list[str] = field(default_factory=list[str])
     """The writes in words, and between them what tools and models say they do."""
     lost: bool = False
+    room: Room = "free"
+    refusal: CallOutcome | None = None
+    """What the journal gives for a spawn or a question for a child; None: a wait."""
+    reserved: list[tuple[int, int, Decimal]] = field(default_factory=list[tuple[int, int, Decimal]])
     said: dict[int, list[str]] = field(default_factory=dict[int, list[str]])
     """What people say before a step, by the step."""
 
@@ -72,8 +79,12 @@ class Recorder:
         self.writes.append(written)
         self.events.append(str(written))
 
-    async def store_step(self, step: int, turn: Turn, usage: Usage) -> None:
-        self._write(Written("step", step, turn=turn, usage=usage))
+    async def reserve(self, step: int, tokens: int, cost: Decimal) -> Room:
+        self.reserved.append((step, tokens, cost))
+        return self.room
+
+    async def store_step(self, step: int, turn: Turn, usage: Usage, cost: Decimal) -> None:
+        self._write(Written("step", step, turn=turn, usage=usage, cost=cost))
 
     async def start_call(self, step: int, ordinal: int, call: ToolCall) -> None:
         self._write(Written("started", step, ordinal, call=call))
@@ -81,8 +92,17 @@ class Recorder:
     async def finish_call(self, step: int, ordinal: int, call: ToolCall, outcome: CallOutcome) -> None:
         self._write(Written("finished", step, ordinal, call=call, outcome=outcome))
 
-    async def start_spawn(self, step: int, ordinal: int, call: ToolCall, agent: str, instruction: str) -> None:
-        self._write(Written("spawned", step, ordinal, call=call, agent=agent, instruction=instruction))
+    async def start_spawn(self, step: int, ordinal: int, call: ToolCall, spawn: Spawn) -> CallOutcome | None:
+        return self._asked(Written("spawned", step, ordinal, call=call, spawn=spawn))
+
+    async def ask_for(self, step: int, ordinal: int, call: ToolCall, child: UUID) -> CallOutcome | None:
+        return self._asked(Written("spawned", step, ordinal, call=call, child=child))
+
+    def _asked(self, written: Written) -> CallOutcome | None:
+        self._write(written)
+        if self.refusal is not None:
+            self._write(Written("finished", written.step, written.ordinal, outcome=self.refusal))
+        return self.refusal
 
     def answer(self, step: int, ordinal: int, outcome: CallOutcome) -> None:
         """The child's end, in its own transaction."""
@@ -193,13 +213,14 @@ def make(threads: ToolThreads) -> Make:
         context = RunContext(
             run_id=RUN,
             session_id=SESSION,
-            depth=0,
             agent=of,
             model=model,
+            model_name=of.model,
             journal=journal,
             threads=threads,
             history=[UserMessage(text=text)],
             max_steps=of.max_steps,
+            depth_left=of.max_depth,
             steps=journal.steps,
             calls=journal.calls,
         )
@@ -241,7 +262,7 @@ def test_the_model_is_asked_as_the_agent_says(make: Make) -> None:
     model = Playing(DONE)
     lead = agent(double, "spawn_agent", may_spawn=["reader"], model_timeout=7)
     run(make(lead, model, Recorder()))
-    assert model.asked == [Asked("Lead.", [UserMessage(text="go")], ["double", "spawn_agent"], 7)]
+    assert model.asked == [Asked("Lead.", [UserMessage(text="go")], ["double", "spawn_agent", "agent_result"], 7)]
 
 
 def test_results_go_back_in_the_order_of_the_calls(make: Make) -> None:
@@ -496,7 +517,7 @@ def test_mistakes_become_error_results_and_the_run_goes_on(make: Make) -> None:
     journal, model = Recorder(), Playing(turn, DONE)
     assert run(make(agent(double, explode, leave, hang), model, journal)) == Answered("done")
     expected = [
-        "there is no tool 'halve'; your tools are: double, explode, leave, hang",
+        "unknown_tool: there is no tool 'halve'; your tools are: double, explode, leave, hang",
         "bad arguments for double: arguments: Invalid JSON",
         "bad arguments for double: n: Input should be a valid integer",
         "explode raised RuntimeError: boom",
@@ -516,7 +537,7 @@ def test_mistakes_become_error_results_and_the_run_goes_on(make: Make) -> None:
 def test_an_agent_without_tools_is_told_so(make: Make) -> None:
     model = Playing(asks(("double", {})), DONE)
     run(make(agent(), model, Recorder()))
-    assert told(model.asked[1]) == [("there is no tool 'double'; your tools are: none", True)]
+    assert told(model.asked[1]) == [("unknown_tool: there is no tool 'double'; your tools are: none", True)]
 
 
 @pytest.mark.parametrize("result", ["x" * 1_000_000, "a\0b\ud800"], ids=["huge", "no-text"])
@@ -542,7 +563,166 @@ def test_a_spawn_parks_the_run(make: Make) -> None:
     journal, model = Recorder(), Playing(asks(("spawn_agent", {**SPAWN, "context": "It is long."})))
     assert run(make(LEAD, model, journal)) == Parked("reader")
     assert journal.events == ["step 0", "spawned 0.0"]
-    assert (journal.writes[1].agent, journal.writes[1].instruction) == ("reader", "Read it.\n\nContext:\nIt is long.")
+    instruction = "Read it.\n\nContext:\nIt is long."
+    assert journal.writes[1].spawn == Spawn("reader", instruction, depth_left=LEAD.max_depth - 1)
+
+
+def test_what_a_spawn_asks_for_is_handed_on_within_what_the_run_has(make: Make) -> None:
+    wanted = {"wait": False, "model": "scripted:x", "max_steps": 3, "timeout": 2.5, "tools": ["web.*"]}
+    lead = agent("spawn_agent", may_spawn=["reader"], child_tools=["web.*", "read"])
+    journal = Recorder(refusal=CHILD)
+    context = make(
+        lead, Playing(asks(("spawn_agent", {**SPAWN, **wanted})), DONE), journal, scope=[["*"]], depth_left=3
+    )
+    assert run(context) == Answered("done")
+    assert journal.writes[1].spawn == Spawn(
+        "reader",
+        "Read it.",
+        wait=False,
+        model="scripted:x",
+        max_steps=3,
+        timeout=2.5,
+        tools=["web.*"],
+        scope=(["*"], ("web.*", "read"), ["web.*"]),
+        depth_left=2,
+    )
+
+
+def test_null_is_what_a_model_writes_for_what_it_leaves_open(make: Make) -> None:
+    wanted = dict.fromkeys(("context", "wait", "model", "max_steps", "timeout", "tools"))
+    journal = Recorder()
+    assert run(make(LEAD, Playing(asks(("spawn_agent", {**SPAWN, **wanted}))), journal)) == Parked("reader")
+    assert journal.writes[1].spawn == Spawn("reader", "Read it.", depth_left=LEAD.max_depth - 1)
+
+
+def test_a_spawn_that_the_journal_answers_at_once_parks_nothing(make: Make) -> None:
+    refusal = typed_error("over_budget", "no more")
+    journal, model = Recorder(refusal=refusal), Playing(asks(("spawn_agent", SPAWN)), DONE)
+    assert run(make(LEAD, model, journal)) == Answered("done")
+    assert told(model.asked[1]) == [("over_budget: no more", True)]
+    assert journal.events == ["step 0", "spawned 0.0", "finished 0.0", "step 1"]
+
+
+def test_asking_for_a_child_parks_the_run_or_gives_its_answer(make: Make) -> None:
+    journal, turn = Recorder(), asks(("agent_result", {"id": str(RUN)}))
+    assert run(make(LEAD, Playing(turn), journal)) == Parked("agent_result")
+    assert journal.writes[1].child == RUN
+    model = Playing(turn, DONE)
+    assert run(make(LEAD, model, Recorder(refusal=CHILD))) == Answered("done")
+    assert told(model.asked[1]) == [(CHILD.content, False)]
+
+
+@pytest.mark.parametrize("wanted", [{"id": "child 1"}, {}, "{", {"id": str(RUN), "wait": True}])
+def test_asking_for_what_is_no_id_is_an_error_result(make: Make, wanted: object) -> None:
+    journal = Recorder()
+    assert run(make(LEAD, Playing(asks(("agent_result", wanted)), DONE), journal)) == Answered("done")
+    assert journal.outcome(0, 0).error == "bad_arguments"
+
+
+# The scope
+
+
+def test_a_tool_out_of_scope_is_neither_shown_nor_run(make: Make) -> None:
+    journal = Recorder()
+    model = Playing(asks(("double", {"n": 1}), ("spawn_agent", SPAWN), ("agent_result", {"id": str(RUN)})), DONE)
+    # The third is in scope, and waits.
+    assert run(make(LEAD, model, journal, scope=[["*"], ["agent_*"]])) == Parked("agent_result")
+    assert model.asked[0].tools == ["agent_result"]
+    assert [journal.outcome(0, n).error for n in (0, 1)] == ["not_allowed", "not_allowed"]
+    assert journal.outcome(0, 0).content == (
+        "not_allowed: you were spawned without the tool 'double'; your tools are: agent_result"
+    )
+
+
+def test_an_idempotent_call_is_not_repeated_out_of_scope(make: Make) -> None:
+    @tool(idempotent=True)
+    def again() -> None:
+        """Do it."""
+        raise AssertionError
+
+    journal, turn = Recorder(), asks(("again", {}))
+    journal.writes += [Written("step", 0, turn=turn), Written("started", 0, 0, call=turn.calls[0])]
+    assert run(make(agent(again), Playing(DONE), journal, scope=[[]])) == Answered("done")
+    assert journal.outcome(0, 0).error == "not_allowed"
+
+
+def test_a_dotted_tool_is_called_by_what_it_is_shown_as(make: Make) -> None:
+    @tool(name="web.search")
+    def search(text: str) -> str:
+        """Search."""
+        return f"found {text}"
+
+    journal, model = Recorder(), Playing(asks(("web__search", {"text": "it"})), DONE)
+    assert run(make(agent(search), model, journal)) == Answered("done")
+    assert journal.outcome(0, 0).content == "found it"
+    started = next(written.call for written in journal.writes if written.kind == "started")
+    assert started is not None
+    # The journal and the audit trail have its name; the model sees what it wrote.
+    assert started.tool == "web.search"
+    assert [each.tool for each in model.asked[1].history if isinstance(each, ToolMessage)] == ["web__search"]
+
+
+# The budget
+
+
+def test_each_new_turn_is_reserved_if_its_tree_is_limited(make: Make) -> None:
+    journal, model = Recorder(), Playing(asks(("double", {"n": 1})), DONE)
+    assert run(make(agent(double, prices=(1, 0)), model, journal, limited=True)) == Answered("done")
+    (first, second) = journal.reserved
+    assert (first[0], second[0]) == (0, 1)
+    # What is shown grows.
+    assert engine.ANSWER < first[1] < second[1]
+    assert first[2] == Decimal(first[1] - engine.ANSWER) / 1_000_000
+    # Replayed, nothing is reserved again.
+    journal.reserved.clear()
+    assert run(make(agent(double), Playing(DONE), journal, limited=True)) == Answered("done")
+    assert journal.reserved == []
+
+
+def test_without_a_budget_nothing_is_reserved(make: Make) -> None:
+    journal = Recorder(room="none")
+    assert run(make(agent(double), Playing(DONE), journal)) == Answered("done")
+    assert journal.reserved == []
+
+
+def test_a_used_up_budget_fails_the_run_before_the_model_is_asked(make: Make) -> None:
+    model = Playing(DONE)
+    failed = run(make(agent(double), model, Recorder(room="none"), limited=True))
+    assert failed == Failed("budget", "the budget of its tree of runs is used up")
+    assert model.asked == []
+
+
+def test_a_budget_that_others_hold_gives_the_run_back(make: Make) -> None:
+    model = Playing(DONE)
+    came_to = run(make(agent(double), model, Recorder(room="held"), limited=True))
+    assert isinstance(came_to, GivenBack)
+    assert model.asked == []
+
+
+def test_the_last_step_of_a_budget_is_for_the_answer(make: Make) -> None:
+    model = Playing(DONE)
+    assert run(make(agent(double), model, Recorder(room="last"), limited=True)) == Answered("done")
+    assert model.asked[0].tools == []
+    assert model.asked[0].system.endswith(engine.LAST_STEP)
+
+
+def test_a_turn_is_stored_with_its_cost(make: Make) -> None:
+    turn = Turn(text="done", usage=Usage(prompt=1000, completion=10))
+    journal = Recorder()
+    assert run(make(agent(prices=(2, 100)), Playing(turn), journal)) == Answered("done")
+    assert journal.writes[0].cost == Decimal("0.003")
+
+
+# What waits
+
+
+@pytest.mark.parametrize("detached", [True, False])
+def test_a_child_may_be_spawned_to_outlive_its_parents_cancelling(make: Make, detached: bool) -> None:
+    journal, model = Recorder(), Playing(asks(("spawn_agent", {**SPAWN, "detached": detached})))
+    assert run(make(LEAD, model, journal)) == Parked("reader")
+    spawn = journal.writes[1].spawn
+    assert spawn is not None
+    assert spawn.detached is detached
 
 
 def test_several_spawns_are_waited_for_together(make: Make) -> None:
@@ -587,13 +767,22 @@ def test_the_other_calls_of_the_turn_run_before_it_parks(make: Make) -> None:
 @pytest.mark.parametrize(
     ("arguments", "told_of"),
     [
-        ({**SPAWN, "agent": "writer"}, "you may not spawn 'writer'; you may spawn: reader, web.*"),
-        ("{", "bad arguments for spawn_agent: arguments: Invalid JSON"),
-        ("", "bad arguments for spawn_agent: agent: Field required"),
-        ({"agent": "reader"}, "bad arguments for spawn_agent: instruction: Field required"),
-        ({**SPAWN, "instruction": " \n"}, "bad arguments for spawn_agent: the instruction is empty"),
-        ({**SPAWN, "agent": 3}, "bad arguments for spawn_agent: agent: "),
-        ({**SPAWN, "more": 1}, "bad arguments for spawn_agent: more: "),
+        ({**SPAWN, "agent": "writer"}, "not_allowed: you may not spawn 'writer'; you may spawn: reader, web.*"),
+        ("{", "bad_arguments: spawn_agent: arguments: Invalid JSON"),
+        ("", "bad_arguments: spawn_agent: agent: Field required"),
+        ({"agent": "reader"}, "bad_arguments: spawn_agent: instruction: Field required"),
+        ({**SPAWN, "instruction": " \n"}, "bad_arguments: spawn_agent: instruction: "),
+        ({**SPAWN, "agent": 3}, "bad_arguments: spawn_agent: agent: "),
+        ({**SPAWN, "more": 1}, "bad_arguments: spawn_agent: more: "),
+        ({**SPAWN, "max_steps": 0}, "bad_arguments: spawn_agent: max_steps: "),
+        ({**SPAWN, "max_steps": 1.5}, "bad_arguments: spawn_agent: max_steps: "),
+        ({**SPAWN, "timeout": 0}, "bad_arguments: spawn_agent: timeout: "),
+        ({**SPAWN, "timeout": 1e300}, "bad_arguments: spawn_agent: timeout: "),
+        ({**SPAWN, "tools": "web.*"}, "bad_arguments: spawn_agent: tools: "),
+        ({**SPAWN, "tools": [""]}, "bad_arguments: spawn_agent: tools.0: "),
+        ({**SPAWN, "wait": "later"}, "bad_arguments: spawn_agent: wait: "),
+        ({**SPAWN, "model": "gpt-5"}, "bad_arguments: model 'gpt-5' has the unknown provider"),
+        ({**SPAWN, "model": "openai:"}, "bad_arguments: model 'openai:' names no model"),
     ],
 )
 def test_a_spawn_that_is_not_allowed_is_an_error_result(make: Make, arguments: object, told_of: str) -> None:
@@ -616,17 +805,17 @@ def test_an_agent_without_a_name_is_not_spawned(make: Make, name: str) -> None:
 
 def test_a_spawn_goes_no_deeper_than_the_limit(make: Make) -> None:
     turn = asks(("spawn_agent", SPAWN))
-    assert run(make(LEAD, Playing(turn), Recorder(), depth=MAX_DEPTH - 1)) == Parked("reader")
+    assert run(make(LEAD, Playing(turn), Recorder(), depth_left=1)) == Parked("reader")
     journal = Recorder()
-    assert run(make(LEAD, Playing(turn, DONE), journal, depth=MAX_DEPTH)) == Answered("done")
-    assert journal.outcome(0, 0).content.startswith("too deep")
-    assert journal.outcome(0, 0).kind == "error"
+    assert run(make(LEAD, Playing(turn, DONE), journal, depth_left=0)) == Answered("done")
+    assert journal.outcome(0, 0).content.startswith("too_deep: ")
+    assert (journal.outcome(0, 0).kind, journal.outcome(0, 0).error) == ("error", "too_deep")
 
 
 def test_who_has_no_spawn_agent_has_no_such_tool(make: Make) -> None:
     journal = Recorder()
     run(make(agent(double), Playing(asks(("spawn_agent", SPAWN)), DONE), journal))
-    assert journal.outcome(0, 0).content == "there is no tool 'spawn_agent'; your tools are: double"
+    assert journal.outcome(0, 0).content == "unknown_tool: there is no tool 'spawn_agent'; your tools are: double"
     # Nor does a name that is allowed help.
     journal = Recorder()
     run(make(agent("spawn_agent"), Playing(asks(("spawn_agent", SPAWN)), DONE), journal))

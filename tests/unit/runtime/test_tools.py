@@ -20,8 +20,10 @@ from pydantic import BaseModel, Field
 
 from chaz.errors import AgentsError
 from chaz.outcomes import CallOutcome
+from chaz.runtime.builtin import RESULT_SCHEMA, SPAWN_SCHEMA, ResultArguments, SpawnArguments
+from chaz.runtime.models import ToolSchema
 from chaz.runtime.threads import ToolThreads
-from chaz.runtime.tools import BUILT_IN, SPAWN_AGENT, CallContext, SpawnArguments, Tool, as_text, current_call, tool
+from chaz.runtime.tools import CallContext, Tool, as_text, current_call, tool
 from chaz.testing import eventually_async
 
 CALL = CallContext(run_id=UUID(int=1), session_id=UUID(int=2), agent="reader", step=3, ordinal=4)
@@ -124,6 +126,8 @@ MISTAKES = [
     ("@tool(timeout=0)\ndef f(x: int): 'Do.'", 1, "has the timeout 0 s"),
     ("@tool(timeout=-1)\nasync def f(x: int): 'Do.'", 1, "has the timeout -1 s"),
     ("\n@tool(name='other')\ndef f(x): 'Do.'", 2, "tool 'other' has no type hint"),
+    ("@tool(name='web..search')\ndef f(x: int): 'Do.'", 1, "'web..search'"),
+    (f"@tool(name='{'a.' * 22}a')\ndef f(x: int): 'Do.'", 1, "64 in all"),
     ("@tool(name='two words')\ndef f(x: int): 'Do.'", 1, "'two words'"),
 ]
 
@@ -135,8 +139,9 @@ def test_what_a_model_could_not_call_is_told_with_file_and_line(source: str, lin
     assert error.value.args[0] == f"tools.py:{line}"
 
 
-def test_the_built_in_spawn_agent_is_shown_as_it_is_read() -> None:
-    shown, read = BUILT_IN[SPAWN_AGENT].parameters, SpawnArguments.model_json_schema()
+@pytest.mark.parametrize(("schema", "arguments"), [(SPAWN_SCHEMA, SpawnArguments), (RESULT_SCHEMA, ResultArguments)])
+def test_a_built_in_tool_is_shown_as_it_is_read(schema: ToolSchema, arguments: type[BaseModel]) -> None:
+    shown, read = schema.parameters, arguments.model_json_schema()
     assert set(shown["properties"]) == set(read["properties"])
     assert shown["required"] == read["required"]
     assert shown["additionalProperties"] is read["additionalProperties"] is False
@@ -431,6 +436,36 @@ def test_a_sync_tool_is_left_behind_at_its_time_out(threads: ToolThreads) -> Non
     assert outcome.kind == "error"
     assert "did not end within 0.05 s" in outcome.content
     assert ended.wait(30)
+
+
+def test_a_sync_tool_sees_that_nobody_waits_for_it_any_more(threads: ToolThreads) -> None:
+    seen, ended = list[bool](), threading.Event()
+
+    @tool(timeout=0.2)
+    def patient(context: CallContext) -> str:
+        """Work until told."""
+        seen.append(context.cancelled)
+        while not context.cancelled:
+            threading.Event().wait(0.01)
+        ended.set()
+        return "too late"
+
+    async def cancelled() -> None:
+        task = asyncio.create_task(patient.call("{}", dataclasses.replace(CALL), threads))
+        while not seen:
+            await asyncio.sleep(0.01)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(cancelled())
+    assert ended.wait(30)
+    ended.clear()
+    # Past its time-out too.
+    outcome = asyncio.run(patient.call("{}", dataclasses.replace(CALL, ordinal=1), threads))
+    assert "did not end within 0.2 s" in outcome.content
+    assert ended.wait(30)
+    assert seen == [False, False]
 
 
 def test_a_cancelled_call_is_cancelled(threads: ToolThreads) -> None:

@@ -1,0 +1,85 @@
+"""The tools that are named by a string: what a model may say to them. The engine does what they stand for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated
+from uuid import UUID
+
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+
+from chaz.entries import MAX_TIMEOUT
+from chaz.runtime.models import ToolSchema
+
+Text = Annotated[str, StringConstraints(pattern=r"\S")]
+Glob = Annotated[str, StringConstraints(min_length=1, max_length=200)]
+
+
+class SpawnArguments(BaseModel):
+    """The arguments of ``spawn_agent``. Models that fill every field in write null for what they leave open."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    agent: Text
+    instruction: Text
+    context: str | None = None
+    wait: bool | None = True
+    model: str | None = None
+    max_steps: int | None = Field(default=None, ge=1, lt=2**31)
+    timeout: float | None = Field(default=None, gt=0, le=MAX_TIMEOUT)
+    tools: list[Glob] | None = Field(default=None, max_length=100)
+    detached: bool | None = False
+
+
+class ResultArguments(BaseModel):
+    """The arguments of ``agent_result``."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    id: UUID
+
+
+SPAWN_AGENT = "spawn_agent"
+AGENT_RESULT = "agent_result"
+
+SPAWN_SCHEMA = ToolSchema(
+    name=SPAWN_AGENT,
+    description="Give an instruction to another agent and get its answer. Several in one turn run at the same time.",
+    parameters={
+        "type": "object",
+        "properties": {
+            "agent": {"type": "string", "description": "The agent's name."},
+            "instruction": {"type": "string", "description": "What it shall do, complete in itself."},
+            "context": {"type": "string", "description": "What it needs to know besides."},
+            "wait": {
+                "type": "boolean",
+                "description": "Whether to wait for its answer, as is usual. If false, the result is the agent's id at "
+                "once, and agent_result gets the answer later.",
+            },
+            "model": {"type": "string", "description": "Another model than its own, if it may be run with it."},
+            "max_steps": {"type": "integer", "minimum": 1, "description": "The most turns that it may take."},
+            "timeout": {"type": "number", "exclusiveMinimum": 0, "description": "The most seconds that it may take."},
+            "tools": {
+                "type": "array",
+                "items": {"type": "string"},
+                "description": "Its tools, if not all that it has: names, or patterns such as web.*; [] for none.",
+            },
+            "detached": {"type": "boolean", "description": "Whether it goes on should you be cancelled (default: no)."},
+        },
+        "required": ["agent", "instruction"],
+        "additionalProperties": False,
+    },
+)
+RESULT_SCHEMA = ToolSchema(
+    name=AGENT_RESULT,
+    description="Get the answer of an agent that was spawned with wait=false; waits for it, if need be.",
+    parameters={
+        "type": "object",
+        "properties": {"id": {"type": "string", "description": "The id that spawn_agent gave."}},
+        "required": ["id"],
+        "additionalProperties": False,
+    },
+)
+BUILT_IN: Mapping[str, tuple[ToolSchema, ...]] = {SPAWN_AGENT: (SPAWN_SCHEMA, RESULT_SCHEMA)}
+"""What an agent names, and the tools that it gets by it."""
+BUILT_IN_NAMES = frozenset(schema.name for schemas in BUILT_IN.values() for schema in schemas)
