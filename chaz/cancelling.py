@@ -48,6 +48,17 @@ async def request(tx: Transaction, run_id: UUID, *, by: str | None = None, reaso
     return row["asked"]
 
 
+async def require(tx: Transaction, run_id: UUID, *, by: str, reason: str) -> None:
+    """Ask the same of a run that is known, whatever its state: if it has just ended, of the tree below it."""
+    await tx.execute(
+        """
+        insert into chaz.cancellations (run_id, cancelled_by, reason) values (%(run)s, %(by)s, %(reason)s)
+        on conflict do nothing
+        """,
+        {"run": run_id, "by": by, "reason": reason},
+    )
+
+
 @dataclass(frozen=True)
 class Cancelled:
     """A run that the walk has ended."""
@@ -123,7 +134,8 @@ async def _end(tx: Transaction, cancellation: Row) -> tuple[bool, Cancelled | No
         # Who asked twice takes both back, and with them the run that answers both. What somebody else said is that
         # run's own matter: then only this message is taken back.
         if run["same_sender"]:
-            await _request_with(tx, cancellation, run["superseded_by"])
+            by, why = cancellation["cancelled_by"], cancellation["reason"]
+            await require(tx, run["superseded_by"], by=by, reason=why)
             return True, None
         states = ("superseded", *_OPEN_STATES)
     text = _text(cancellation)
@@ -131,16 +143,6 @@ async def _end(tx: Transaction, cancellation: Row) -> tuple[bool, Cancelled | No
     outcome = RunOutcome(state="cancelled", reason=reason, text=text)
     events = await close_run(tx, run_id, outcome, states=states)
     return events is not None, None if events is None else Cancelled(run_id, text, events)
-
-
-async def _request_with(tx: Transaction, cancellation: Row, run_id: UUID) -> None:
-    await tx.execute(
-        """
-        insert into chaz.cancellations (run_id, cancelled_by, reason) values (%(run)s, %(by)s, %(reason)s)
-        on conflict do nothing
-        """,
-        {"run": run_id, "by": cancellation["cancelled_by"], "reason": cancellation["reason"]},
-    )
 
 
 async def _pass_on(tx: Transaction, cancellation: Row) -> None:

@@ -26,6 +26,9 @@ from chaz.runs import Claim
 AUDIT_GRACE = timedelta(seconds=5)
 """How long after a run's end its events may be on their way; then what is missing is sent again."""
 
+INTERRUPTED = "interrupted"
+"""The reason of a run that ended in favour of a newer message. It ends with a message of its own, and no error."""
+
 
 async def end_run(tx: Transaction, claim: Claim, outcome: RunOutcome) -> list[AuditEvent]:
     """End the run that this attempt owns. Returns the events to tell. Raises StaleAttempt."""
@@ -162,7 +165,7 @@ async def _close_calls(tx: Transaction, run: Row) -> list[AuditEvent]:
 
 
 async def _append_closing_entry(tx: Transaction, run: Row, outcome: RunOutcome, text: str) -> None:
-    if outcome.state == "succeeded":
+    if outcome.state == "succeeded" or outcome.reason == INTERRUPTED:
         if text.strip():
             await sessionlog.append(
                 tx,
@@ -172,6 +175,7 @@ async def _append_closing_entry(tx: Transaction, run: Row, outcome: RunOutcome, 
                 sender=run["agent"],
                 author="agent",
                 content=text,
+                metadata=outcome.metadata,
                 run_id=run["id"],
             )
         return
@@ -202,15 +206,22 @@ async def _release_superseded(tx: Transaction, run: Row) -> None:
 
 
 async def _queue_next(tx: Transaction, run: Row) -> None:
-    """If the run was the session's active one, the first pending one whose time has come is queued in its place."""
+    """If the run was the session's active one, the next is queued in its place.
+
+    That is the message's that interrupted it, else the first pending one whose time has come.
+    """
     await tx.execute(
         """
         with free as (
             select session_id from chaz.heads where session_id = %(session)s and active_run = %(run)s),
         next as (
-            select id from chaz.runs where session_id = (select session_id from free) and state = 'pending'
-                and (not_before is null or not_before <= clock_timestamp())
-            order by priority desc, trigger_position limit 1),
+            select coalesce((
+                select id from chaz.runs
+                where interrupts = %(run)s and state = 'pending' and session_id = (select session_id from free)
+                order by trigger_position limit 1), (
+                select id from chaz.runs where session_id = (select session_id from free) and state = 'pending'
+                    and (not_before is null or not_before <= clock_timestamp())
+                order by priority desc, trigger_position limit 1)) as id),
         queued as (
             update chaz.runs set state = 'queued', queued_at = clock_timestamp(), publishes = 0,
                 publish_after = clock_timestamp()

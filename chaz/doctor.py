@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, cast
 from uuid import uuid4
 
+from chaz import pauses
 from chaz.broker import (
     DAY,
     audit_queue,
@@ -212,6 +213,19 @@ async def isolation(database: Database, _: Settings) -> Finding:
 # What waits
 
 
+async def paused(database: Database, _: Settings) -> Finding:
+    """What somebody has paused; a pause that was forgotten looks like an outage."""
+    found = [
+        (row["kind"] if row["kind"] == "all" else f"{row['kind']}:{row['name']}")
+        + f" by {row['paused_by']}"
+        + (f" ({row['reason']})" if row["reason"] else "")
+        for row in await pauses.paused(database)
+    ]
+    if not found:
+        return Finding("paused", "ok", "nothing")
+    return Finding("paused", "warn", f"{', '.join(found)}; `chaz resume` lets it go on")
+
+
 async def inbox(database: Database, settings: Settings) -> Finding:
     """The age of the oldest entry that nobody has placed."""
     (row,) = await database.fetch(
@@ -307,7 +321,19 @@ async def callbacks(database: Database, _: Settings) -> Finding:
     return Finding("callbacks", "warn", f"{text}; run {_one_line(row['latest'])}")
 
 
-LOOKS: tuple[Look, ...] = (listeners, workers, agents, isolation, inbox, queued, leases, parked, audit, callbacks)
+LOOKS: tuple[Look, ...] = (
+    listeners,
+    workers,
+    agents,
+    isolation,
+    paused,
+    inbox,
+    queued,
+    leases,
+    parked,
+    audit,
+    callbacks,
+)
 """What is asked of a database whose schema is there, in the order in which it is shown."""
 
 

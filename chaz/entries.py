@@ -26,6 +26,8 @@ EntryType = Literal[
     "approval_decision",
     "compaction_request",
 ]
+OnMessage = Literal["coalesce", "each", "reject", "interrupt", "steer"]
+"""What a message does that comes while its session is busy."""
 Author = Literal["human", "program", "agent", "system"]
 
 # Allow-lists: a new type is neither until it is named here.

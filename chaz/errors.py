@@ -13,6 +13,7 @@
     ├── InvalidEntry                what a producer sent cannot be an entry
     ├── Conflict                    an id or idempotency key was used for another entry
     ├── UnknownSession, UnknownAgent, UnknownRun
+    ├── InvalidPause                what is to be paused or resumed is named wrongly
     ├── NotRequeueable              a run that is to be run anew has neither failed nor been cancelled
     │   └── AlreadyRequeued         ... or has been, and goes on as another
     ├── RunError                    how a run ended, raised by a handle
@@ -123,6 +124,13 @@ class UnknownRun(ChazError):
 
     message = "no run {0}; if its transaction is still open, wait on the handle that `send` returned"
     exit_code = 66
+
+
+class InvalidPause(ChazError):
+    """What is to be paused or resumed is no such thing. Args: what was given."""
+
+    message = "there is nothing like {0!r} to pause or resume; write agent:NAME, session:NAME (or its id), or all"
+    exit_code = 65
 
 
 class NotRequeueable(ChazError):

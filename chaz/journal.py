@@ -31,6 +31,8 @@ class StoredStep:
 
     step: int
     turn: Turn
+    read_to: int
+    """The last position that its model had seen."""
 
 
 @dataclass(frozen=True)
@@ -48,8 +50,12 @@ class StoredCall:
 
 async def load(tx: Transaction, run_id: UUID) -> tuple[list[StoredStep], list[StoredCall]]:
     """All that the run did so far, in order."""
-    steps = await tx.execute("select step, turn from chaz.steps where run_id = %(run)s order by step", {"run": run_id})
-    stored = [StoredStep(row["step"], Turn.model_validate(row["turn"])) for row in await steps.fetchall()]
+    steps = await tx.execute(
+        "select step, turn, read_to from chaz.steps where run_id = %(run)s order by step", {"run": run_id}
+    )
+    stored = [
+        StoredStep(row["step"], Turn.model_validate(row["turn"]), row["read_to"]) for row in await steps.fetchall()
+    ]
     calls = await tx.execute(
         """
         select c.step, c.ordinal, c.tool, c.outcome, c.result, c.error, w.run_id is not null as waits, w.answer
@@ -91,8 +97,8 @@ async def store_step(
     await tx.execute(
         """
         with stored as (
-            insert into chaz.steps (run_id, step, attempt, version, turn)
-            values (%(run)s, %(step)s, %(attempt)s, %(version)s, %(turn)s::json)),
+            insert into chaz.steps (run_id, step, attempt, version, read_to, turn)
+            select id, %(step)s, %(attempt)s, %(version)s, read_to, %(turn)s::json from chaz.runs where id = %(run)s),
         held as (
             select reserved_step, reserved_tokens, reserved_cost from chaz.runs where id = %(run)s),
         counted as (

@@ -17,7 +17,7 @@ from datetime import timedelta
 from functools import partial
 from uuid import UUID, uuid4
 
-from chaz import cancelling, sweeps
+from chaz import cancelling, interrupts, sweeps
 from chaz.aside import Aside
 from chaz.audit import trail
 from chaz.audit.publisher import AuditPublisher
@@ -26,7 +26,8 @@ from chaz.database import RETRIED, Database, Subscription, Transaction
 from chaz.ear import Ear
 from chaz.errors import ChazError, DatabaseUnavailable
 from chaz.placing import Placed, place
-from chaz.runs import Publication, publishable
+from chaz.publishing import publishable
+from chaz.runs import Publication
 from chaz.settings import Settings
 from chaz.teller import SendTasks, Teller, send_nothing
 
@@ -69,6 +70,8 @@ class Listener:
         self._awake_until = 0.0
         self._proof: tuple[int, float] | None = None
         self._left = False
+        self._behind = False
+        self._nap = settings.short_poll
         self._aside = Aside()
 
     def stop(self) -> None:
@@ -111,7 +114,12 @@ class Listener:
             self._teller.close()
 
     async def _sleep(self, stopped: asyncio.Task[bool]) -> bool:
-        return await self._ear.wait(stopped, self._settings.long_poll)
+        if not self._behind:
+            return await self._ear.wait(stopped, self._settings.long_poll)
+        # Claims make room for more, and ring no bell.
+        nap = min(self._nap, self._settings.long_poll)
+        self._nap = nap * 2
+        return await self._ear.wait(stopped, nap)
 
     def _sweep_at_once(self) -> None:
         self._next_sweep = 0.0
@@ -204,6 +212,7 @@ class Listener:
         due = await sweeps.due(self._database, lease=self._settings.lease)
         self._in_contact()
         self._left = False
+        self._behind = due.behind
         if not due:
             return False
         found = False
@@ -215,6 +224,10 @@ class Listener:
             placed = await self._attempt("placing and publishing", self._place_and_publish)
             self._left |= not placed
             found |= placed
+        if due.interrupting:
+            interrupted = await self._attempt("interrupting runs", self._interrupt)
+            self._left |= not interrupted
+            found |= interrupted
         if due.scheduled:
             found |= await self._attempt("queueing what was to come later", self._queue_scheduled)
         # After an outage, workers that live have yet to say so: their runs are not lost.
@@ -226,6 +239,8 @@ class Listener:
             found |= await self._attempt("telling of ends", self._teller.tell)
         if due.untold:
             found |= await self._attempt("telling the audit trail again", self._tell_again)
+        if found:
+            self._nap = self._settings.short_poll
         return found
 
     async def _attempt(self, what: str, work: Callable[[], Awaitable[bool]]) -> bool:
@@ -315,6 +330,13 @@ class Listener:
         for run, worker in rescued:
             logger.warning("listener: worker %s was lost; run=%s is queued again", worker, run)
         return bool(rescued)
+
+    async def _interrupt(self) -> bool:
+        interrupted = await interrupts.interrupt(self._database, aside=self._aside)
+        for run, by, events in interrupted:
+            logger.info("listener: run=%s was interrupted by the message of run=%s", run, by)
+            self._audit.tell(events)
+        return bool(interrupted)
 
     async def _close_late(self) -> bool:
         closed = await sweeps.close_late(

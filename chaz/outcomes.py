@@ -97,3 +97,5 @@ class RunOutcome(BaseModel):
     state: Literal["succeeded", "failed", "cancelled"]
     text: str = ""
     reason: str = ""
+    metadata: dict[str, Any] = {}
+    """What the closing entry of an interrupted one says besides."""

@@ -21,6 +21,7 @@ from chaz.database import Row, Transaction
 from chaz.entries import Budget
 from chaz.lineage import answer_of
 from chaz.outcomes import RunOutcome
+from chaz.publishing import room_at_once
 from chaz.routing import Noted, Refused, Roster, Wake, route
 from chaz.runs import DEFAULT_TIMEOUT, Publication, publication
 
@@ -47,6 +48,8 @@ class _Session:
     active_run: UUID | None
     roster: list[str]
     lead: str | None
+    unread_by: str | None = None
+    """The agent of the active run, if that is to answer a message and has not read the log yet: it reads on."""
     changed: bool = False
 
 
@@ -80,11 +83,13 @@ async def place(
         placed = await _give_positions(tx, locked, per_session)
         rosters = await _rosters(tx, locked)
         registered = await tx.execute("select name, queue, timeout from chaz.agents")
+    room = await room_at_once(tx, sorted({session.row["tenant"] for session in locked.values()}))
     for row in await rosters.fetchall():
         session = locked[row["session_id"]]
         session.roster.append(row["agent"])
         if row["lead"]:
             session.lead = row["agent"]
+    await _see_unread(tx, [session for session in locked.values() if session.row["on_message"] == "interrupt"])
     agents = {row["name"]: row for row in await registered.fetchall()}
     rows = sorted(await placed.fetchall(), key=lambda row: (row["session_id"], row["position"]))
     counts: dict[UUID, int] = defaultdict(int)
@@ -93,7 +98,7 @@ async def place(
         session = locked[row["session_id"]]
         session.next_position = row["position"] + 1
         session.changed = True
-    work = _Work(tx, agents, default_agent, first_wait)
+    work = _Work(tx, agents, room, default_agent, first_wait)
     for row in rows:
         await work.answer(locked[row["session_id"]], row)
     await work.write(locked)
@@ -117,10 +122,12 @@ async def _open_sessions(tx: Transaction, only: UUID | None, without: Sequence[U
                 and e.session_id <> all(%(without)s::uuid[])
                 and not exists (select from chaz.heads h where h.session_id = e.session_id)
             order by e.session_id, e.arrival),
+        named as (
+            select * from missing where pg_try_advisory_xact_lock_shared(chaz.opening_key(session_id))),
         opened as (
-            insert into chaz.sessions (id, tenant, name) select session_id, tenant, name from missing
+            insert into chaz.sessions (id, tenant, name) select session_id, tenant, name from named
             on conflict do nothing)
-        insert into chaz.heads (session_id) select session_id from missing order by session_id on conflict do nothing
+        insert into chaz.heads (session_id) select session_id from named order by session_id on conflict do nothing
         """,
         {"only": only, "without": list(without)},
     )
@@ -130,7 +137,8 @@ async def _lock_heads(tx: Transaction, only: UUID | None, without: Sequence[UUID
     return await tx.execute(
         """
         select h.session_id, h.next_position, h.active_run, s.tenant, s.parent_run_id, s.root_run_id, s.depth,
-            s.depth_left, s.scope, s.model, s.max_steps, s.deadline, clock_timestamp() as now
+            s.depth_left, s.scope, s.model, s.max_steps, s.deadline, s.on_message, clock_timestamp() as now,
+            exists (select from chaz.pauses where kind = 'session' and name = h.session_id::text) as paused
         from chaz.heads h join chaz.sessions s on s.id = h.session_id
         where h.session_id in (
             select session_id from chaz.entries
@@ -176,13 +184,37 @@ async def _rosters(tx: Transaction, locked: Mapping[UUID, _Session]) -> AsyncCur
     )
 
 
+async def _see_unread(tx: Transaction, sessions: Sequence[_Session]) -> None:
+    """Which active runs have not read the log yet. In a statement of its own: a claim holds the head, as we do now."""
+    active = {session.active_run: session for session in sessions if session.active_run is not None}
+    if not active:
+        return
+    cursor = await tx.execute(
+        """
+        select id, agent, state = 'queued' and attempt = 0 and cause = 'message' as unread
+        from chaz.runs where id = any(%(ids)s::uuid[])
+        """,
+        {"ids": list(active)},
+    )
+    for row in await cursor.fetchall():
+        active[row["id"]].unread_by = row["agent"] if row["unread"] else None
+
+
 class _Work:
     """Rows gathered from the routing of a round, written together at its end."""
 
-    def __init__(self, tx: Transaction, agents: Mapping[str, Row], default_agent: str, first_wait: float) -> None:
+    def __init__(
+        self,
+        tx: Transaction,
+        agents: Mapping[str, Row],
+        room: dict[tuple[str, str], int],
+        default_agent: str,
+        first_wait: float,
+    ) -> None:
         self.publications: list[Publication] = []
         self._tx = tx
         self._agents = agents
+        self._room = room
         self._default_agent = default_agent
         self._first_wait = first_wait
         self._attachments: list[dict[str, Any]] = []
@@ -214,11 +246,7 @@ class _Work:
                 if wake.note:
                     self._append(session, row, "note", wake.note)
             case Refused():
-                self._append(session, row, "error", wake.why, run_id=row["id"], reason="invalid")
-                self._runs.append(
-                    self._run(session, row, wake.agent)
-                    | {"state": "failed", "result": wake.why, "reason": "invalid", "ended": True}
-                )
+                self._refuse(session, row, wake.agent, wake.why, "invalid")
             case Noted():
                 self._append(session, row, "note", wake.why)
             case None:
@@ -252,11 +280,24 @@ class _Work:
         if options.timeout is not None:
             run["timeout"] = timedelta(seconds=options.timeout)
         # What is to run later is pending till then, and in nobody's way.
-        if session.active_run is None and (options.not_before is None or options.not_before <= session.row["now"]):
+        due = options.not_before is None or options.not_before <= session.row["now"]
+        if session.active_run is not None and due and row["type"] == "message":
+            match session.row["on_message"]:
+                case "reject":
+                    self._refuse(session, row, wake.agent, _BUSY.format(run=session.active_run), "busy")
+                    return
+                case "interrupt" if session.unread_by != wake.agent:
+                    run["interrupts"] = session.active_run
+                case _:
+                    pass
+        if session.active_run is None and due:
             session.active_run = row["id"]
+            session.unread_by = wake.agent if row["type"] == "message" else None
             run["state"] = "queued"
             # Published right after the commit, so the next bell is due later; the rest is for the sweep.
-            if agent is not None:
+            tenant = session.row["tenant"]
+            if agent is not None and not session.row["paused"] and self._room[wake.agent, tenant] > 0:
+                self._room[wake.agent, tenant] -= 1
                 run["publishes"] = 1
                 self.publications.append(
                     publication(
@@ -271,6 +312,12 @@ class _Work:
                     )
                 )
         self._runs.append(run)
+
+    def _refuse(self, session: _Session, row: dict[str, Any], agent: str, why: str, reason: str) -> None:
+        self._append(session, row, "error", why, run_id=row["id"], reason=reason)
+        self._runs.append(
+            self._run(session, row, agent) | {"state": "failed", "result": why, "reason": reason, "ended": True}
+        )
 
     def _run(self, session: _Session, row: dict[str, Any], agent: str) -> dict[str, Any]:
         registered = self._agents.get(agent)
@@ -296,6 +343,7 @@ class _Work:
             "not_before": None,
             "expires": None,
             "priority": 0,
+            "interrupts": None,
             "publishes": 0,
             "result": None,
             "reason": None,
@@ -386,12 +434,17 @@ class _Work:
             await answer_parents(tx, run["id"], answer_of(run["agent"], outcome))
 
 
+_BUSY = (
+    "the session is busy with run {run} and refuses messages meanwhile (its on_message is reject); send it again later"
+)
+
 _INSERT_RUN = """
-    insert into chaz.runs (id, tenant, session_id, agent, state, cause, trigger_position, priority, parent_run_id,
-        root_run_id, depth, depth_left, scope, model, max_steps, not_before, expires_at, deadline, publishes,
-        publish_after, result, reason, queued_at, ended_at)
-    values (%(id)s, %(tenant)s, %(session)s, %(agent)s, %(state)s, %(cause)s, %(position)s, %(priority)s, %(parent)s,
-        %(root)s, %(depth)s, %(depth_left)s, %(scope)s, %(model)s, %(max_steps)s, %(not_before)s, %(expires)s,
+    insert into chaz.runs (id, tenant, session_id, agent, state, cause, trigger_position, interrupts, priority,
+        parent_run_id, root_run_id, depth, depth_left, scope, model, max_steps, not_before, expires_at, deadline,
+        publishes, publish_after, result, reason, queued_at, ended_at)
+    values (%(id)s, %(tenant)s, %(session)s, %(agent)s, %(state)s, %(cause)s, %(position)s,
+        %(interrupts)s, %(priority)s, %(parent)s, %(root)s, %(depth)s, %(depth_left)s, %(scope)s, %(model)s,
+        %(max_steps)s, %(not_before)s, %(expires)s,
         least(greatest(%(not_before)s::timestamptz, clock_timestamp()) + %(timeout)s, %(latest)s::timestamptz),
         %(publishes)s,
         case when %(publishes)s > 0 then clock_timestamp() + %(first_wait)s * interval '1 second'

@@ -13,9 +13,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Self, Unpack
 from uuid import UUID
 
-from chaz import cancelling, runs, sessionlog
+from chaz import cancelling, pauses, runs, sessionlog
 from chaz.database import Database
-from chaz.entries import Entry, EntryType, Place
+from chaz.entries import Entry, EntryType, OnMessage, Place
 from chaz.errors import UnknownRun, UnknownSession
 from chaz.loops import LoopThread, loop_thread
 from chaz.result import FOLLOW_EVERY, AgentResult, AsyncAgentResult, bookmark_of, iterate
@@ -64,6 +64,22 @@ class AsyncSession:
     async def direct(self, agent: str, instruction: str, **options: Unpack[SendOptions]) -> AsyncAgentResult:
         """A directive: an instruction to one agent, which it attaches to the session."""
         return await self.send("directive", instruction, recipient=agent, **options)
+
+    async def configure(self, *, on_message: OnMessage) -> None:
+        """Say what a message does that comes while the session is busy, from now on. Makes a session that is new.
+
+        ``coalesce`` (the default): one run answers all that came by its start. ``each``: a run of its own. ``reject``:
+        its run fails at once. ``interrupt``: the run at work ends in its favour. ``steer``: the run at work hears it
+        between two steps. Directives always wait for their turn. Raises InvalidEntry, UnknownSession.
+        """
+        configure = partial(
+            sessionlog.configure,
+            session=self._target.name or str(self.id),
+            on_message=on_message,
+            tenant=self._chaz.settings.tenant,
+            open_session=self._target.fresh,
+        )
+        await self._chaz.database.transact(configure)
 
     async def entries(self, follow: bool = False, after: Place = 0) -> AsyncGenerator[Entry]:
         """Its entries past ``after``, in order, unplaced ones last; with ``follow`` as they come, for ever.
@@ -154,6 +170,29 @@ class AsyncChaz:
         """
         return await self.database.transact(partial(cancelling.request, run_id=_run_id(id), by=by, reason=reason))
 
+    async def pause(self, what: str, *, by: str | None = None, reason: str = "") -> bool:
+        """Start nothing new of ``agent:NAME``, ``session:NAME`` (or its id) or ``all``; what runs goes on.
+
+        False if that is paused already. Raises InvalidPause, UnknownAgent, UnknownSession.
+        """
+        pause = partial(
+            pauses.pause,
+            what=pauses.Paused.parse(what),
+            tenant=self.settings.tenant,
+            by=by or os.environ.get("USER") or "program",
+            reason=reason,
+        )
+        return await self.database.transact(pause)
+
+    async def resume(self, what: str) -> bool:
+        """Let start again what was paused; False if it was not. Raises InvalidPause."""
+        resume = partial(pauses.resume, what=pauses.Paused.parse(what), tenant=self.settings.tenant)
+        return await self.database.transact(resume)
+
+    async def paused(self) -> list[dict[str, Any]]:
+        """All that is paused, the longest first: kind, name, since, paused_by, reason."""
+        return await pauses.paused(self.database)
+
 
 def _run_id(id: UUID | str) -> UUID:
     if isinstance(id, UUID):
@@ -204,6 +243,10 @@ class Session:
     def direct(self, agent: str, instruction: str, **options: Unpack[SendOptions]) -> AgentResult:
         """A directive: an instruction to one agent, which it attaches to the session."""
         return self.send("directive", instruction, recipient=agent, **options)
+
+    def configure(self, *, on_message: OnMessage) -> None:
+        """Say what a message does that comes while the session is busy. As :meth:`AsyncSession.configure`."""
+        self._chaz.loop.run(self._inner().configure(on_message=on_message))
 
     def entries(self, follow: bool = False, after: Place = 0) -> Iterator[Entry]:
         """Its entries past ``after``, in order; with ``follow`` for ever. As :meth:`AsyncSession.entries`."""
@@ -299,6 +342,18 @@ class Chaz:
     def cancel(self, id: UUID | str, *, by: str | None = None, reason: str = "") -> bool:
         """Ask that a run be ended, with the runs that it spawned. As :meth:`AsyncChaz.cancel`."""
         return self.loop.run(self.inner.cancel(id, by=by, reason=reason))
+
+    def pause(self, what: str, *, by: str | None = None, reason: str = "") -> bool:
+        """Start nothing new of it. As :meth:`AsyncChaz.pause`."""
+        return self.loop.run(self.inner.pause(what, by=by, reason=reason))
+
+    def resume(self, what: str) -> bool:
+        """Let start again what was paused; False if it was not. Raises InvalidPause."""
+        return self.loop.run(self.inner.resume(what))
+
+    def paused(self) -> list[dict[str, Any]]:
+        """All that is paused, the longest first: kind, name, since, paused_by, reason."""
+        return self.loop.run(self.inner.paused())
 
     def runs(self, wanted: RunFilter | None = None) -> list[dict[str, Any]]:
         """Runs as a person wants to see them, newest first; ``wanted`` is a :class:`chaz.listings.RunFilter`."""

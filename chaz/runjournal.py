@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from decimal import Decimal
 from functools import partial
 from typing import TypeVar
 from uuid import UUID
 
-from chaz import children, journal
+from chaz import children, journal, steering
 from chaz.children import Asked
 from chaz.database import Database, Transaction
 from chaz.deliveries import AuditEvent
@@ -16,6 +16,8 @@ from chaz.entries import Budget
 from chaz.lineage import Spawn
 from chaz.outcomes import CallOutcome, Room, ToolCall, Turn, Usage
 from chaz.runs import Claim
+from chaz.runtime.context import spoken
+from chaz.runtime.models import HistoryMessage
 from chaz.writes import surely
 
 T = TypeVar("T")
@@ -39,6 +41,8 @@ class RunJournal:
         self._budget = budget
         self._tell = tell
         self._wait_for_lease = wait_for_lease
+        self.read_to = claim.read_to
+        """The last position that the run has read."""
 
     async def wait_for_lease(self) -> None:
         await self._wait_for_lease()
@@ -63,6 +67,14 @@ class RunJournal:
             ),
             partial(journal.has_step, claim=self._claim, step=step),
         )
+
+    async def hear(self, step: int) -> Sequence[HistoryMessage]:
+        if not await surely(self._database, self._claim.run_id, partial(steering.is_spoken_to, claim=self._claim)):
+            return []
+        hear = partial(steering.hear, claim=self._claim, step=step, after=self.read_to)
+        entries = await surely(self._database, self._claim.run_id, hear)
+        self.read_to = max([self.read_to, *(entry.position or 0 for entry in entries)])
+        return spoken(entries)
 
     async def start_call(self, step: int, ordinal: int, call: ToolCall) -> None:
         place = {"claim": self._claim, "step": step, "ordinal": ordinal, "call": call}

@@ -10,7 +10,6 @@ from uuid import UUID
 
 from chaz import budgets
 from chaz.budgets import LIMITED
-from chaz.channels import ISOLATION
 from chaz.database import Database, Row, Transaction
 from chaz.deliveries import RunDelivery
 from chaz.errors import AlreadyRequeued, NotRequeueable, StaleAttempt, UnknownRun
@@ -28,6 +27,16 @@ ISOLATED: LiteralString = """
     exists (select from chaz.workers i where i.isolation and i.expires_at > now() - interval '1 minute')
 """
 """Whether there is an isolation worker; its process may have just been taken down, and comes back."""
+
+PAUSED: LiteralString = """
+    exists (select from chaz.pauses p where p.kind = 'all' or (p.kind = 'agent' and p.name = r.agent)
+        or (p.kind = 'session' and p.name = r.session_id::text))
+"""
+AT_CAP: LiteralString = """
+    exists (select from chaz.agents a where a.name = r.agent and a.max_concurrent <= (
+        select count(*) from chaz.runs o where o.state = 'running' and o.agent = a.name))
+"""
+"""Whether a run of ``chaz.runs r`` may not start now: it is paused, or its agent has as many running as it may."""
 
 DEFAULT_TIMEOUT = timedelta(hours=1)
 """A run's time where neither its producer nor its agent says."""
@@ -68,13 +77,13 @@ class Claim(Attempt):
 class Unclaimed:
     """Why a delivery came to nothing."""
 
-    why: Literal["unknown", "other agent", "not queued", "not yet", "cancelled"]
+    why: Literal["unknown", "other agent", "not queued", "not yet", "held", "cancelled"]
     state: str = ""
 
     @property
     def goes_on(self) -> bool:
         """Whether the run is known, and not over."""
-        return self.why in {"not queued", "not yet"} and self.state not in FINAL_STATES | {"superseded"}
+        return self.why in {"not queued", "not yet", "held"} and self.state not in FINAL_STATES | {"superseded"}
 
 
 @dataclass(frozen=True)
@@ -95,42 +104,25 @@ def publication(row: Row) -> Publication:
     )
 
 
-async def publishable(tx: Transaction, *, first_wait: float, limit: int = 200) -> list[Publication]:
-    """Take the queued runs whose bell is due; each is due again after a wait that doubles, from ``first_wait`` seconds.
-
-    Doubling, because a run that nobody has claimed yet most often stands in a long queue already. A suspect run goes to
-    the isolation worker, if there is one.
-    """
-    cursor = await tx.execute(
-        f"""
-        with due as (
-            select r.id, case when r.suspect and {ISOLATED}
-                then %(isolation)s else a.queue end as queue
-            from chaz.runs r join chaz.agents a on a.name = r.agent
-            where r.state = 'queued' and r.publish_after <= now() and not {GIVEN_UP}
-            order by r.publish_after limit %(limit)s for update of r skip locked)
-        update chaz.runs r set
-            publishes = r.publishes + 1,
-            publish_after = now() + least(%(first_wait)s * power(2, least(r.publishes, 20)), 3600) * interval '1 second'
-        from due where r.id = due.id
-        returning r.id, r.agent, r.session_id, r.parent_run_id, r.priority, r.queued_at, due.queue
-        """,
-        {"first_wait": first_wait, "limit": limit, "isolation": ISOLATION},
-    )
-    rows = sorted(await cursor.fetchall(), key=lambda row: (-row["priority"], row["queued_at"]))
-    return [publication(row) for row in rows]
-
-
 async def claim(tx: Transaction, run_id: UUID, *, agent: str, worker_id: UUID, claim_id: UUID) -> Claim | Unclaimed:
     """Make the run this worker's, under its session's head, with an ``ack`` entry.
 
     The first claim freezes what the run sees (``read_to``) and supersedes the pending message runs of the same agent
     up to there: coalescing is decided here and nowhere else. A worker whose lease has run out claims nothing, and a
     suspect run is the isolation worker's only: brokers redeliver to anybody what a dead worker had not acknowledged.
+    What is paused or beyond its agent's cap stays queued, and is due to be published as soon as it may start.
     What is to be cancelled is not claimed any more.
     With the ``claim_id`` of a claim whose commit was in doubt, that claim, if it came through.
     """
     async with tx.pipeline():
+        # Two claims of a capped agent count one after the other, each in a snapshot younger than this lock.
+        await tx.execute(
+            """
+            select from chaz.heads h join chaz.agents a on a.name = %(agent)s and a.max_concurrent is not null
+            where h.session_id = (select session_id from chaz.runs where id = %(run)s) for update of h, a
+            """,
+            {"run": run_id, "agent": agent},
+        )
         claimed = await tx.execute(
             f"""
             with head as (
@@ -146,6 +138,7 @@ async def claim(tx: Transaction, run_id: UUID, *, agent: str, worker_id: UUID, c
                         select from chaz.workers w where w.id = %(worker)s and w.expires_at > clock_timestamp()
                             and (w.isolation or not (r.suspect and {ISOLATED})))
                     and (not_before is null or not_before <= clock_timestamp())
+                    and not {PAUSED} and not {AT_CAP}
                     and not exists (select from chaz.cancellations c where c.run_id = r.id)
                 returning r.*),
             acked as (
@@ -193,9 +186,12 @@ async def _claimed_before(tx: Transaction, run_id: UUID, claim_id: UUID) -> Row 
 
 async def _why_unclaimed(tx: Transaction, run_id: UUID, agent: str) -> Unclaimed:
     cursor = await tx.execute(
-        """
-        select r.state, r.agent, c.run_id is not null as to_be_cancelled
-        from chaz.runs r left join chaz.cancellations c on c.run_id = r.id where r.id = %(run)s
+        f"""
+        select r.state, r.agent, c.run_id is not null as to_be_cancelled,
+            case when {PAUSED} then 'paused'
+                when a.max_concurrent is not null then 'its agent is at its cap' end as held
+        from chaz.runs r left join chaz.agents a on a.name = r.agent left join chaz.cancellations c on c.run_id = r.id
+        where r.id = %(run)s
         """,
         {"run": run_id},
     )
@@ -206,6 +202,16 @@ async def _why_unclaimed(tx: Transaction, run_id: UUID, agent: str) -> Unclaimed
         return Unclaimed("other agent", row["agent"])
     if row["state"] == "cancelled" or (row["state"] == "queued" and row["to_be_cancelled"]):
         return Unclaimed("cancelled")
+    if row["state"] == "queued" and row["held"]:
+        # This delivery is spent. Nothing is published while it is held, and then this at once.
+        await tx.execute(
+            """
+            update chaz.runs set publishes = 0, publish_after = greatest(clock_timestamp(), not_before)
+            where id = %(run)s and state = 'queued'
+            """,
+            {"run": run_id},
+        )
+        return Unclaimed("held", row["held"])
     if row["state"] == "queued":
         return Unclaimed("not yet", "its time has not come, it is to run alone, or this worker's lease has run out")
     return Unclaimed("not queued", row["state"])
@@ -374,6 +380,8 @@ class Served:
     """The names of all its tools; None, as of ``models``: not said, and nothing is checked against it."""
     models: Sequence[str] | None = None
     """Globs of the models that it may be run with."""
+    max_concurrent: int | None = None
+    """So many of its runs are running at once; None: any number."""
 
 
 async def register_agents(tx: Transaction, agents: Sequence[Served]) -> None:
@@ -384,11 +392,12 @@ async def register_agents(tx: Transaction, agents: Sequence[Served]) -> None:
         facts |= {name: list(facts[name]) for name in ("tools", "models") if facts[name] is not None}
         await tx.execute(
             """
-            insert into chaz.agents (name, queue, version, max_steps, timeout, tools, models)
-            values (%(name)s, %(queue)s, %(version)s, %(max_steps)s, %(timeout)s, %(tools)s::text[], %(models)s::text[])
+            insert into chaz.agents (name, queue, version, max_steps, timeout, tools, models, max_concurrent)
+            values (%(name)s, %(queue)s, %(version)s, %(max_steps)s, %(timeout)s, %(tools)s::text[], %(models)s::text[],
+                %(max_concurrent)s)
             on conflict (name) do update set queue = excluded.queue, version = excluded.version,
                 max_steps = excluded.max_steps, timeout = excluded.timeout, tools = excluded.tools,
-                models = excluded.models, seen_at = clock_timestamp()
+                models = excluded.models, max_concurrent = excluded.max_concurrent, seen_at = clock_timestamp()
             """,
             facts,
         )

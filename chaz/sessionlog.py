@@ -81,6 +81,17 @@ async def send(tx: Transaction, submission: Submission) -> UUID:
     return row["id"]
 
 
+async def configure(tx: Transaction, session: str, *, on_message: str, tenant: str, open_session: bool) -> None:
+    """Say what a message does that comes while the session is busy. Raises InvalidEntry, UnknownSession."""
+    await tx.execute(
+        """
+        select chaz.configure_session(%(session)s::text, %(on_message)s::text, tenant => %(tenant)s::text,
+            open_session => %(open)s::boolean)
+        """,
+        {"session": session, "on_message": on_message, "tenant": tenant, "open": open_session},
+    )
+
+
 async def lock_head(tx: Transaction, session_id: UUID) -> None:
     """Take the session's head, waiting for it."""
     await tx.execute("select from chaz.heads where session_id = %(session)s for update", {"session": session_id})

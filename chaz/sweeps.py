@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, replace
 from datetime import timedelta
 from uuid import UUID
 
@@ -17,6 +17,7 @@ from chaz.database import Database, Transaction
 from chaz.deliveries import AuditEvent
 from chaz.errors import DatabaseUnavailable
 from chaz.outcomes import RunOutcome, RunState
+from chaz.publishing import ANNOUNCED_AHEAD, DUE, ROOM
 from chaz.runs import GIVEN_UP
 
 logger = logging.getLogger("chaz.listener")
@@ -30,26 +31,34 @@ class Due:
     cancel: bool
     scheduled: bool
     publish: bool
+    interrupting: bool
     lost: bool
     late: bool
     untold: bool
     callbacks: bool
+    behind: bool
+    """Somebody's runs wait for others of theirs to be claimed, which rings no bell. No work in itself."""
 
     def __bool__(self) -> bool:
-        return any(astuple(self))
+        return any(astuple(replace(self, behind=False)))
 
 
 async def due(database: Database, *, lease: float = 0.0) -> Due:
     """Look for work of every kind. A server younger than a ``lease`` (in seconds) has let nobody renew one yet."""
     (row,) = await database.fetch(
         f"""
+        with recursive {ROOM}
         select
             exists (select from chaz.entries where position is null) as inbox,
             exists (select from chaz.cancellations where done_at is null) as cancel,
             exists (select from chaz.runs r join chaz.heads h on h.session_id = r.session_id and h.active_run is null
                 where r.state = 'pending' and r.not_before <= now()) as scheduled,
-            exists (select from chaz.runs r join chaz.agents a on a.name = r.agent
-                where r.state = 'queued' and r.publish_after <= now()) as publish,
+            exists (select from room cross join lateral ({DUE} limit 1) due
+                where room.ahead > 0 and (room.under_cap is null or room.under_cap > 0)) as publish,
+            exists (select from room where room.ahead <= 0) as behind,
+            exists (select from chaz.runs p join chaz.runs r on r.id = p.interrupts
+                where p.state = 'pending' and p.interrupts is not null
+                    and r.state in ('queued', 'running', 'parked')) as interrupting,
             exists (select from chaz.workers w join chaz.runs r on r.worker_id = w.id and r.state = 'running'
                 where w.expires_at < now())
             and pg_postmaster_start_time() < now() - %(lease)s as lost,
@@ -63,7 +72,7 @@ async def due(database: Database, *, lease: float = 0.0) -> Due:
             exists (select from chaz.runs where audit_after <= now()) as untold,
             exists (select from chaz.callbacks where due_at <= now() and given_up_at is null) as callbacks
         """,
-        {"lease": timedelta(seconds=lease)},
+        {"lease": timedelta(seconds=lease), "ahead": ANNOUNCED_AHEAD},
     )
     return Due(**row)
 

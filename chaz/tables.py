@@ -54,6 +54,7 @@ runs = Table(
     Column("trigger_position", BigInteger),
     Column("retry_of", Uuid),
     Column("superseded_by", Uuid),
+    Column("interrupts", Uuid),
     Column("priority", Integer, nullable=False),
     Column("parent_run_id", Uuid),
     Column("root_run_id", Uuid, nullable=False),

@@ -154,6 +154,7 @@ async def _register(url: str, agents: Agents) -> None:
                         timeout=timedelta(seconds=agent.timeout),
                         tools=agent.tool_names,
                         models=[agent.model, *agent.models],
+                        max_concurrent=agent.max_concurrent,
                     )
                     for agent in agents.values()
                 ],

@@ -17,11 +17,11 @@ from uuid import UUID, uuid4
 import psycopg
 from psycopg.rows import DictRow
 
-from chaz import completion, journal, runs, sessionlog, workers
+from chaz import completion, journal, runs, sessionlog, steering, workers
 from chaz.aborting import AbortEar
 from chaz.audit.publisher import AuditPublisher
 from chaz.database import CONNECT_TIMEOUT, Database, Transaction, connect_blocking
-from chaz.entries import Budget
+from chaz.entries import Budget, Entry
 from chaz.errors import ChazError, ConfigurationError, DatabaseUnavailable, ModelError, StaleAttempt
 from chaz.loops import LoopThread, loop_thread
 from chaz.outcomes import RunOutcome
@@ -29,7 +29,7 @@ from chaz.runjournal import RunJournal
 from chaz.runs import Attempt, Claim, Unclaimed
 from chaz.runtime import engine
 from chaz.runtime.agents import Agent, Agents
-from chaz.runtime.context import build_history
+from chaz.runtime.context import build_history, spoken
 from chaz.runtime.engine import Answered, Failed, GivenBack, Parked, Record, RunContext
 from chaz.runtime.models import ChatModel, HistoryMessage, resolve_model
 from chaz.runtime.threads import ToolThreads
@@ -224,11 +224,14 @@ class WorkerProcess:
             return LetGo("its worker cannot renew its lease")
         claim = await self._claim(agent, run_id)
         if isinstance(claim, Unclaimed):
-            logger.warning(
-                "delivery of run=%s for agent=%s came to nothing: %s %s", run_id, agent.name, claim.why, claim.state
+            logger.log(
+                logging.INFO if claim.why == "held" else logging.WARNING,
+                *("delivery of run=%s for agent=%s came to nothing: %s %s", run_id, agent.name, claim.why, claim.state),
             )
             if claim.why == "cancelled":
                 return await self._cancelled(run_id) or Cancelled("it is to be cancelled")
+            if claim.why == "held":
+                return LetGo(f"held: {claim.state}")
             # To return would tell Celery that a run which goes on elsewhere has succeeded.
             return LetGo(f"a second delivery: it is {claim.state}") if claim.goes_on else None
         logger.info(
@@ -340,16 +343,18 @@ class WorkerProcess:
     async def _rebuild(self, agent: Agent, claim: Claim, run_journal: RunJournal, *, replay: bool) -> RunContext:
         async def read(
             tx: Transaction,
-        ) -> tuple[list[HistoryMessage], list[journal.StoredStep], list[journal.StoredCall]]:
+        ) -> tuple[list[HistoryMessage], list[journal.StoredStep], list[journal.StoredCall], list[Entry]]:
+            steps, calls = await journal.load(tx, claim.run_id) if replay else ([], [])
+            # Up to where its first step had read; what it heard later joins before the step that first saw it.
+            read_to = steps[0].read_to if steps else claim.read_to
             conversation, triggers = await sessionlog.context_entries(
-                tx, session_id=claim.session_id, run_id=claim.run_id, read_to=claim.read_to
+                tx, session_id=claim.session_id, run_id=claim.run_id, read_to=read_to
             )
-            history = build_history(agent.name, conversation, triggers)
-            if not replay:
-                return history, [], []
-            return history, *await journal.load(tx, claim.run_id)
+            later = await steering.heard(tx, claim.run_id, claim.session_id, after=read_to) if steps else []
+            return build_history(agent.name, conversation, triggers), steps, calls, later
 
-        history, steps, calls = await surely(self._database, claim.run_id, read)
+        history, steps, calls, later = await surely(self._database, claim.run_id, read)
+        heard = steering.by_step(later, [stored.read_to for stored in steps])
         # What the rows say can take away from what the agent's definition gives, and add nothing to it.
         model_name = agent.model if claim.model is None else claim.model
         is_root = claim.run_id == claim.root_run_id
@@ -368,6 +373,7 @@ class WorkerProcess:
             limited=claim.limited or (is_root and agent.budget != Budget()),
             steps={stored.step: stored.turn for stored in steps},
             calls={(call.step, call.ordinal): Record(call.outcome, call.answer, call.waiting) for call in calls},
+            heard={step: spoken(entries) for step, entries in heard.items()},
             stopping=self._give_back_at,
         )
 

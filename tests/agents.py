@@ -118,3 +118,6 @@ parent = Agent(
     tools=[word_count, record_effect, slow, web_search, "spawn_agent"],
     may_spawn=["child", "parent", "solo", "nobody"],
 )
+capped = Agent(
+    "capped", instructions="Two of us at a time.", model="scripted", tools=[slow, record_effect], max_concurrent=2
+)

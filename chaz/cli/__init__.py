@@ -13,7 +13,7 @@ import traceback
 from collections.abc import Sequence
 
 from chaz import __version__
-from chaz.cli import demo, looking, operating, processes, schema, sending, tree, up
+from chaz.cli import demo, looking, operating, pausing, processes, schema, sending, sessions, tree, up
 from chaz.errors import ChazError
 
 
@@ -37,7 +37,7 @@ def parser() -> argparse.ArgumentParser:
     # What brings its own database takes none.
     for module in (demo, up):
         module.add_commands(commands, local)
-    for module in (sending, looking, tree, processes, schema, operating):
+    for module in (sending, sessions, looking, tree, pausing, processes, schema, operating):
         module.add_commands(commands, common)
     return top
 

@@ -39,8 +39,9 @@ class Agent:
     may use together. ``prices`` are those of a million tokens, prompt and completion, of its model, or by a model's
     name; what has none costs nothing.
 
-    ``queue`` is the broker's queue it is served from, its own by default. Raises :class:`~chaz.errors.AgentsError` with
-    file and line.
+    ``max_concurrent`` caps the runs of it that are running at once, on all machines together; the definition that a
+    worker registered last holds. ``queue`` is the broker's queue it is served from, its own by default. Raises
+    :class:`~chaz.errors.AgentsError` with file and line.
     """
 
     def __init__(
@@ -59,6 +60,7 @@ class Agent:
         max_steps: int = 30,
         timeout: float = 3600.0,
         model_timeout: float = 300.0,
+        max_concurrent: int | None = None,
         queue: str | None = None,
     ) -> None:
         frame = traceback.extract_stack(limit=2)[0]
@@ -75,6 +77,7 @@ class Agent:
         self.max_steps = max_steps
         self.timeout = timeout
         self.model_timeout = model_timeout
+        self.max_concurrent = max_concurrent
         self.queue = queue or name
         self.tools: dict[str, Tool] = {}
         self._built_in: dict[str, ToolSchema] = {}
@@ -100,6 +103,8 @@ class Agent:
         for limit in ("max_steps", "timeout", "model_timeout"):
             if getattr(self, limit) <= 0:
                 raise self._error(f"{limit} is {getattr(self, limit)}; use more than 0")
+        if self.max_concurrent is not None and self.max_concurrent < 1:
+            raise self._error(f"max_concurrent is {self.max_concurrent}; use 1 or more, or None for no cap")
         if self.max_depth < 0:
             raise self._error(f"max_depth is {self.max_depth}; use 0 for no children at all, or more")
         if any(price < 0 for pair in self.prices.values() for price in pair):

@@ -24,8 +24,13 @@ def build_history(agent: str, conversation: Sequence[Entry], triggers: Sequence[
             history.append(UserMessage(text=_spoken(entry)))
         elif history:
             history.append(AssistantMessage(turn=Turn(text=entry.content)))
-    history.extend(UserMessage(text=_spoken(entry)) for entry in triggers)
+    history.extend(spoken(triggers))
     return history
+
+
+def spoken(entries: Sequence[Entry]) -> list[HistoryMessage]:
+    """Entries as the running agent hears them."""
+    return [UserMessage(text=_spoken(entry)) for entry in entries]
 
 
 def _spoken(entry: Entry) -> str:

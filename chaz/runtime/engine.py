@@ -86,6 +86,10 @@ class Journal(Protocol):
         """Store the call and what it came to: a descendant's answer, or (None) a wait for that."""
         ...
 
+    async def hear(self, step: int) -> Sequence[HistoryMessage]:
+        """What was said to the running agent since its last step; from now on part of what this step's model sees."""
+        ...
+
     async def wait_for_lease(self) -> None:
         """Wait until the worker surely still owns the run; what another one took over is cancelled meanwhile."""
         ...
@@ -147,6 +151,8 @@ class RunContext:
     """The stored turns."""
     calls: dict[tuple[int, int], Record] = field(default_factory=dict[tuple[int, int], Record])
     """The stored calls by step and ordinal."""
+    heard: dict[int, list[HistoryMessage]] = field(default_factory=dict[int, list[HistoryMessage]])
+    """What had been said to it before a step, by the step."""
     stopping: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when the worker wants to stop: the run is given back at the next step boundary."""
 
@@ -157,9 +163,12 @@ async def run(context: RunContext) -> CameTo:
     usage = Usage()
     for step in range(context.max_steps):
         turn = context.steps.get(step)
+        history.extend(context.heard.get(step, []))
         if turn is None:
             if context.stopping.is_set():
                 return GivenBack(0, "its worker is stopping")
+            if step > 0:
+                history.extend(await context.journal.hear(step))
             room = await _reserve(context, step, history)
             if room == "none":
                 return Failed("budget", "the budget of its tree of runs is used up")

@@ -7,6 +7,7 @@
 --   heads          one row per session: the next position and the active run. Who holds its lock may append.
 --   attachments    the agents of a session; the first attached is the lead.
 --   agents         what workers said they serve: name, queue, version, when.
+--   pauses         agents, sessions, or everything, of which nothing new starts till they are resumed.
 --   runs           one agent's work on one trigger.        listener: pending, queued      worker: running, parked, final
 --   steps          one stored turn of the model per row.   worker
 --   calls          one tool call of a step per row.        worker
@@ -21,7 +22,8 @@
 --
 -- Nothing refers to sessions by a foreign key: its check would make a listener wait for whoever holds a session's row.
 --
--- Locks are taken in this order: heads (by session id), runs (child before parent), tree_budgets, workers.
+-- Locks are taken in this order: heads (by session id), an agent with a cap (by a claim), runs (child before parent),
+-- tree_budgets, workers.
 --
 -- States that must not happen raise:  CZ001 invalid entry   CZ002 conflict   CZ003 unknown session   CZ004 append-only
 --                                     CZ005 unknown run
@@ -53,6 +55,13 @@ create function chaz.session_id(name text, tenant text default '') returns uuid
 language sql immutable strict parallel safe
 as $$
     select chaz.derived_id('session', tenant, name)
+$$;
+
+create function chaz.opening_key(session_id uuid) returns bigint
+language sql immutable strict parallel safe
+as $$
+    -- The advisory lock of whoever makes a session's row in a transaction that may last.
+    select ('x' || left(replace(session_id::text, '-', ''), 16))::bit(64)::bigint
 $$;
 
 
@@ -128,6 +137,12 @@ as $$
 declare
     awake_until timestamptz;
 begin
+    -- A run that leaves its worker makes room for another only where its agent has a cap.
+    if tg_argv[0] = 'capped' then
+        if not exists (select from chaz.agents a where a.name = new.agent and a.max_concurrent is not null) then
+            return null;
+        end if;
+    end if;
     -- Rung in this transaction already. The setting is local, so a savepoint that is rolled back takes both away.
     if current_setting('chaz.rung', true) = 'on' or current_setting('chaz.bell', true) = 'off' then
         return null;
@@ -191,15 +206,27 @@ create table chaz.attachments (
 );
 
 create table chaz.agents (
-    name      text        not null constraint agents_pkey primary key,
-    queue     text        not null,
-    version   text        not null,
-    max_steps integer     not null,
-    timeout   interval    not null,
+    name           text        not null constraint agents_pkey primary key,
+    queue          text        not null,
+    version        text        not null,
+    max_steps      integer     not null,
+    timeout        interval    not null,
     -- what a spawn is checked against; null: a version that does not say
-    tools     text[],
-    models    text[],
-    seen_at   timestamptz not null default clock_timestamp()
+    tools          text[],
+    models         text[],
+    max_concurrent integer,    -- so many of its runs are running at once, on all machines together; null: any number
+    seen_at        timestamptz not null default clock_timestamp(),
+    constraint agents_max_concurrent check (max_concurrent > 0)
+);
+
+create table chaz.pauses (
+    kind      text        not null,
+    name      text        not null,  -- the agent's name; the session's id; of everything, empty
+    since     timestamptz not null default clock_timestamp(),
+    paused_by text        not null,
+    reason    text        not null default '',
+    constraint pauses_pkey primary key (kind, name),
+    constraint pauses_kind check (kind in ('agent', 'session', 'all'))
 );
 
 
@@ -244,6 +271,7 @@ create table chaz.runs (
     trigger_position bigint,
     retry_of         uuid,
     superseded_by    uuid,
+    interrupts       uuid,                 -- the run that its message is to interrupt
     priority         integer     not null default 0,
     -- lineage
     parent_run_id    uuid,
@@ -297,7 +325,10 @@ create table chaz.runs (
 ) with (fillfactor = 70);
 create unique index runs_one_active on chaz.runs (session_id) where state in ('queued', 'running', 'parked');
 create index runs_pending on chaz.runs (session_id, priority desc, trigger_position) where state = 'pending';
-create index runs_to_publish on chaz.runs (publish_after) where state = 'queued';
+create index runs_interrupting on chaz.runs (interrupts) where state = 'pending' and interrupts is not null;
+create index runs_to_publish on chaz.runs (agent, tenant, priority desc, publish_after) where state = 'queued';
+create index runs_announced on chaz.runs (agent, tenant, publish_after) where state = 'queued' and publishes > 0;
+create index runs_running on chaz.runs (agent) where state = 'running';
 create index runs_of_worker on chaz.runs (worker_id) where state = 'running';
 create index runs_deadline on chaz.runs (deadline) where state in ('pending', 'queued', 'running', 'parked');
 create index runs_scheduled on chaz.runs (not_before) where state = 'pending' and not_before is not null;
@@ -308,9 +339,11 @@ create index runs_children on chaz.runs (parent_run_id) where parent_run_id is n
 create index runs_superseded_by on chaz.runs (superseded_by) where superseded_by is not null;
 create index runs_created on chaz.runs (created_at);
 
--- Whoever makes a run queued rings, so that a listener publishes it.
+-- Whoever makes a run queued rings, so that a listener publishes it; and whoever makes room under an agent's cap.
 create constraint trigger runs_ring_insert after insert on chaz.runs deferrable initially deferred
     for each row when (new.state = 'queued') execute function chaz.ring();
+create constraint trigger runs_ring_capped after update of state on chaz.runs deferrable initially deferred
+    for each row when (old.state = 'running' and new.state <> 'running') execute function chaz.ring('capped');
 create constraint trigger runs_ring_update after update of state on chaz.runs deferrable initially deferred
     for each row when (new.state = 'queued' and old.state <> 'queued') execute function chaz.ring();
 
@@ -368,6 +401,7 @@ create table chaz.steps (
     step       integer     not null,
     attempt    integer     not null,
     version    text        not null,  -- of the agent's definition
+    read_to    bigint      not null,  -- the last position that the model had seen
     turn       json        not null,  -- json, not jsonb: kept as it came, escaped NULs and lone surrogates included
     created_at timestamptz not null default clock_timestamp(),
     constraint steps_pkey primary key (run_id, step)
@@ -557,6 +591,47 @@ begin
         end if;
     end if;
     return entry_id;
+end
+$$;
+
+
+create function chaz.configure_session(
+    session      text,
+    on_message   text,
+    tenant       text    default '',
+    open_session boolean default false
+) returns uuid
+language plpgsql
+as $$
+-- Say what a message does that comes while the session is busy; holds for messages placed from its commit on. It locks
+-- the session's row only, and makes it if need be: a name makes its session, a uuid with `open_session`.
+#variable_conflict use_variable
+declare
+    session_id uuid;
+begin
+    if session is null or length(session) not between 1 and 200 then
+        raise exception 'a session''s name has 1 to 200 characters, not %', coalesce(length(session), 0) using errcode = 'CZ001';
+    elsif on_message is null or on_message not in ('coalesce', 'each', 'reject', 'interrupt', 'steer') then
+        raise exception 'on_message is coalesce, each, reject, interrupt or steer, not %',
+            coalesce(quote_literal(on_message), 'null') using errcode = 'CZ001';
+    end if;
+    if session ~* '^[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}$' then
+        session_id := session::uuid;
+        session := null;
+        if not open_session and not exists (select from chaz.sessions s where s.id = session_id and s.tenant = tenant) then
+            raise exception 'no session %', session_id using errcode = 'CZ003', detail = session_id::text;
+        end if;
+    else
+        session_id := chaz.session_id(session, tenant);
+    end if;
+    -- Placing, which would wait for a row that is being made, leaves the session to a later round meanwhile.
+    perform pg_advisory_xact_lock(chaz.opening_key(session_id));
+    insert into chaz.sessions as s (id, tenant, name, on_message) values (session_id, tenant, session, on_message)
+    on conflict (id) do update set on_message = excluded.on_message where s.tenant = excluded.tenant;
+    if not found then
+        raise exception 'no session %', session_id using errcode = 'CZ003', detail = session_id::text;
+    end if;
+    return session_id;
 end
 $$;
 

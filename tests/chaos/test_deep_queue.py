@@ -8,7 +8,7 @@ from uuid import UUID
 
 import pytest
 
-from chaz import runs
+from chaz import publishing
 from tests.fixtures.postgres import ScratchDatabase
 from tests.fixtures.stations import Stations
 
@@ -54,7 +54,9 @@ def let_time_pass(database: ScratchDatabase, rounds: int) -> None:
 async def publish(stations: Stations, limit: int = 200) -> list[UUID]:
     """All that a listener publishes in one round, in several transactions."""
     published: list[UUID] = []
-    while found := await stations.transact(lambda tx: runs.publishable(tx, first_wait=SWEEP, limit=limit)):
+    while found := await stations.transact(
+        lambda tx: publishing.publishable(tx, first_wait=SWEEP, limit=limit, ahead=2 * RUNS)
+    ):
         assert len(found) <= limit
         published += [publication.delivery.run for publication in found]
     return published

@@ -115,6 +115,8 @@ async def test_who_commits_as_the_last_one_goes_to_sleep_is_found(
             assert not happening
             for listener in started:
                 await listener.until_asleep()
+            # Nobody claims them, and so many that are announced would hold back what comes after.
+            database.query("update chaz.runs set publishes = 0, publish_after = 'infinity' where state = 'queued'")
 
 
 async def test_nobody_relies_on_it_any_more_when_its_proof_begins(

@@ -7,7 +7,7 @@ from collections import Counter
 
 import pytest
 
-from chaz.runs import publishable
+from chaz.publishing import publishable
 from chaz.testing import eventually_async
 from tests.fixtures.listeners import A_MINUTE, Listeners, Watched
 from tests.fixtures.postgres import ScratchDatabase
@@ -32,11 +32,12 @@ class Smooth(Watched):
 
 
 def insert(database: ScratchDatabase, race: int) -> None:
-    """A directive to each of many sessions, by one statement."""
+    """A directive to each of many sessions, by one statement; each time another tenant's, whose turn it is."""
     database.query(
         """
-        insert into chaz.entries (session_id, type, sender, recipient, content)
-        select chaz.session_id(format('%%s of race %%s', n, %(race)s::int)), 'directive', 'etl', 'solo', n::text
+        insert into chaz.entries (session_id, tenant, type, sender, recipient, content)
+        select chaz.session_id(format('%%s of race %%s', n, %(race)s::int)), %(race)s::text, 'directive', 'etl', 'solo',
+            n::text
         from generate_series(1, %(sessions)s) n
         """,
         race=race,

@@ -13,7 +13,7 @@ from uuid import UUID, uuid4
 
 import pytest
 
-from chaz import placing, runs, sweeps
+from chaz import placing, publishing, runs, sweeps
 from chaz.aside import Aside
 from chaz.database import Transaction
 from chaz.errors import StaleAttempt
@@ -74,7 +74,7 @@ async def listen(stations: Stations) -> None:
 
     async def work(tx: Transaction) -> None:
         await placing.place(tx, default_agent="", first_wait=5.0)
-        await runs.publishable(tx, first_wait=5.0)
+        await publishing.publishable(tx, first_wait=5.0)
 
     await stations.transact(work)
 

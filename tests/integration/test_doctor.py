@@ -11,7 +11,7 @@ from uuid import uuid4
 
 import pytest
 
-from chaz import Chaz
+from chaz import Chaz, pauses
 from chaz.broker import dead_letter_queue
 from chaz.doctor import Finding, examine
 from chaz.doctor import broker as doctors_broker
@@ -25,8 +25,8 @@ pytestmark = pytest.mark.anyio
 A_MOMENT = timedelta(seconds=0)
 LONG_AGO = timedelta(hours=1)
 EVERYTHING = {
-    *("postgresql", "schema", "doorbell", "listeners", "workers", "agents", "isolation", "inbox", "queued", "leases"),
-    *("parked", "audit", "callbacks", "broker", "audit queue", "dead letters"),
+    *("postgresql", "schema", "doorbell", "listeners", "workers", "agents", "isolation", "paused"),
+    *("inbox", "queued", "leases", "parked", "audit", "callbacks", "broker", "audit queue", "dead letters"),
 }
 NOBODY_LISTENS = "redis://127.0.0.1:1/0"
 
@@ -109,6 +109,20 @@ async def test_workers(doctor: Doctor, stations: Stations) -> None:
     assert await doctor.says("workers") == ("bad", "none is alive, and runs wait; start `celery -A chaz worker`")
     stations.beat(timedelta(minutes=1), uuid4())
     assert await doctor.says("workers") == ("ok", "1 process alive")
+
+
+async def test_what_is_paused(doctor: Doctor, stations: Stations) -> None:
+    async def pause(what: str, reason: str) -> None:
+        await stations.transact(
+            lambda tx: pauses.pause(tx, pauses.Paused.parse(what), tenant="", by="ada", reason=reason)
+        )
+
+    await pause("agent:solo", "too dear")
+    await pause("all", "")
+    assert await doctor.says("paused") == (
+        "warn",
+        "agent:solo by ada (too dear), all by ada; `chaz resume` lets it go on",
+    )
 
 
 async def test_the_inbox(doctor: Doctor, stations: Stations) -> None:

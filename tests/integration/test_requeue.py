@@ -10,7 +10,7 @@ from uuid import UUID
 
 import pytest
 
-from chaz import AsyncChaz, Chaz, RunFailed, UnknownRun, runs, sessionlog
+from chaz import AsyncChaz, Chaz, RunFailed, UnknownRun, publishing, runs, sessionlog
 from chaz.cli import main
 from chaz.errors import AlreadyRequeued, NotRequeueable
 from chaz.listings import RunFilter, list_failed
@@ -62,7 +62,7 @@ async def test_a_new_run_takes_the_trigger_and_the_lineage(stations: Stations) -
     assert timedelta(hours=4.9) < after["deadline"] - after["created_at"] <= timedelta(hours=5)
     assert (before["state"], before["result"]) == ("failed", "it went wrong")
     assert await active_run(stations) == new
-    assert [p.delivery.run for p in await stations.transact(partial(runs.publishable, first_wait=5.0))] == [new]
+    assert [p.delivery.run for p in await stations.transact(partial(publishing.publishable, first_wait=5.0))] == [new]
 
 
 async def test_it_rings(stations: Stations, database: ScratchDatabase) -> None:

@@ -11,7 +11,7 @@ from uuid import UUID, uuid4
 
 import pytest
 
-from chaz import Chaz, completion, journal, runs, sessionlog
+from chaz import Chaz, completion, journal, publishing, runs, sessionlog
 from chaz.database import Database, Transaction
 from chaz.errors import StaleAttempt
 from chaz.outcomes import CallOutcome, RunOutcome
@@ -336,7 +336,7 @@ async def test_given_back_for_a_time_it_is_not_claimed_before(stations: Stations
 
 
 async def publishable(stations: Stations) -> list[UUID]:
-    published = await stations.transact(lambda tx: runs.publishable(tx, first_wait=5.0))
+    published = await stations.transact(lambda tx: publishing.publishable(tx, first_wait=5.0))
     return [publication.delivery.run for publication in published]
 
 

@@ -12,7 +12,20 @@ from uuid import UUID, uuid4
 
 import pytest
 
-from chaz import Budget, cancelling, children, journal, listings, outbox, runs, sessionlog, sweeps
+from chaz import (
+    Budget,
+    cancelling,
+    children,
+    interrupts,
+    journal,
+    listings,
+    outbox,
+    publishing,
+    runs,
+    sessionlog,
+    steering,
+    sweeps,
+)
 from chaz.aside import Aside
 from chaz.completion import end_run
 from chaz.database import Database, Transaction
@@ -39,6 +52,9 @@ PARTIAL = {
     "runs_expiry",
     "runs_one_active",
     "runs_pending",
+    "runs_interrupting",
+    "runs_announced",
+    "runs_running",
 }
 """Indexes that hold only what is to be done, so that reading all of one is fine."""
 
@@ -115,7 +131,8 @@ async def history(stations: Stations) -> None:
     stations.scratch.query(
         """
         with stored as (
-            insert into chaz.steps (run_id, step, attempt, version, turn) select id, 0, 1, 'v1', '{}' from chaz.runs),
+            insert into chaz.steps (run_id, step, attempt, version, read_to, turn)
+            select id, 0, 1, 'v1', 1, '{}' from chaz.runs),
         called as (
             insert into chaz.calls (run_id, step, ordinal, call_id, tool, arguments, attempt, state, outcome, result,
                 call_position, call_seq, result_position, result_seq)
@@ -168,8 +185,47 @@ async def test_placing(explaining: ExplainingDatabase) -> None:
 
 
 async def test_publishing(explaining: ExplainingDatabase) -> None:
-    plans = await explaining.plans_of(lambda database: database.transact(lambda tx: runs.publishable(tx, first_wait=5)))
+    plans = await explaining.plans_of(
+        lambda database: database.transact(lambda tx: publishing.publishable(tx, first_wait=5))
+    )
     assert "runs_to_publish" in plans
+
+
+async def test_publishing_from_a_long_queue(explaining: ExplainingDatabase, stations: Stations) -> None:
+    stations.scratch.query(
+        """
+        insert into chaz.runs
+            (id, session_id, tenant, agent, state, cause, root_run_id, deadline, publish_after, publishes)
+        select gen_random_uuid(), gen_random_uuid(), 't' || n % 3, 'solo', 'queued', 'directive', gen_random_uuid(),
+            now() + interval '1 hour', now() - n * interval '1 second', n % 2
+        from generate_series(1, 300) n
+        """
+    )
+    stations.scratch.query("analyze chaz.runs")
+
+    async def place_and_publish(tx: Transaction) -> None:
+        await publishing.room_at_once(tx, ["", "t1"])
+        assert len(await publishing.publishable(tx, first_wait=5)) == 200
+
+    await explaining.plans_of(sweeps.due)
+    await explaining.plans_of(lambda database: database.transact(place_and_publish))
+
+
+async def test_interrupting_and_hearing(explaining: ExplainingDatabase, stations: Stations) -> None:
+    claims = {policy: await stations.claimed(policy) for policy in ("interrupt", "steer")}
+    for policy in claims:
+        stations.scratch.query("update chaz.sessions set on_message = name where name = %(name)s", name=policy)
+        await stations.say(policy)
+    await stations.place()
+    steered = claims["steer"]
+
+    async def hear(database: Database) -> None:
+        assert await database.transact(lambda tx: steering.is_spoken_to(tx, steered))
+        await database.transact(lambda tx: steering.hear(tx, steered, step=1, after=steered.read_to))
+
+    await explaining.plans_of(hear)
+    await explaining.plans_of(lambda database: interrupts.interrupt(database, aside=Aside()))
+    assert await stations.state(claims["interrupt"].run_id) == "cancelled"
 
 
 async def test_claiming_reading_and_ending(explaining: ExplainingDatabase, stations: Stations) -> None:

@@ -20,6 +20,7 @@ from chaz.errors import (
     DatabaseUnavailable,
     EmbeddedError,
     InvalidEntry,
+    InvalidPause,
     ModelError,
     ModelUnavailable,
     NotRequeueable,
@@ -55,6 +56,11 @@ SAMPLES: dict[type[ChazError], tuple[tuple[object, ...], str, int]] = {
         ("weekly",),
         "no session 'weekly'; sending to a name creates it, an id must exist",
         66,
+    ),
+    InvalidPause: (
+        ("agents",),
+        "there is nothing like 'agents' to pause or resume; write agent:NAME, session:NAME (or its id), or all",
+        65,
     ),
     AlreadyRequeued: (
         ("1f", "2e", "running"),

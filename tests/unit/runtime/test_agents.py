@@ -87,6 +87,7 @@ def test_a_name_may_not_be(name: str) -> None:
         ({"max_depth": -1}, "max_depth is -1"),
         ({"prices": (-1, 0)}, "its prices are"),
         ({"max_steps": 0}, "max_steps is 0"),
+        ({"max_concurrent": 0}, "max_concurrent is 0; use 1 or more, or None for no cap"),
         ({"timeout": -1}, "timeout is -1"),
         ({"model_timeout": 0.0}, r"model_timeout is 0\.0"),
     ],

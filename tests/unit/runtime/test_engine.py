@@ -72,6 +72,8 @@ class Recorder:
     refusal: CallOutcome | None = None
     """What the journal gives for a spawn or a question for a child; None: a wait."""
     reserved: list[tuple[int, int, Decimal]] = field(default_factory=list[tuple[int, int, Decimal]])
+    said: dict[int, list[str]] = field(default_factory=dict[int, list[str]])
+    """What people say before a step, by the step."""
 
     def _write(self, written: Written) -> None:
         self.writes.append(written)
@@ -105,6 +107,9 @@ class Recorder:
     def answer(self, step: int, ordinal: int, outcome: CallOutcome) -> None:
         """The child's end, in its own transaction."""
         self._write(Written("answered", step, ordinal, outcome=outcome))
+
+    async def hear(self, step: int) -> Sequence[HistoryMessage]:
+        return [UserMessage(text=text) for text in self.said.pop(step, [])]
 
     async def wait_for_lease(self) -> None:
         if self.lost:
@@ -332,6 +337,27 @@ def test_the_calls_of_a_turn_run_at_once(make: Make) -> None:
     model = Playing(asks(("meet", a), ("meet_sync", {}), ("meet", b), ("meet_sync", {})), DONE)
     run(make(agent(meet, meet_sync), model, Recorder()))
     assert told(model.asked[1]) == [("a met b", False), ("met", False), ("b met a", False), ("met", False)]
+
+
+def test_what_is_said_meanwhile_is_heard_before_the_next_step(make: Make) -> None:
+    journal = Recorder(said={0: ["too early"], 1: ["one", "two"], 2: ["three"]})
+    model = Playing(asks(("double", {"n": 2})), asks(("double", {"n": 3})), DONE)
+    run(make(agent(double), model, journal))
+    heard = [[each.text for each in asked.history if isinstance(each, UserMessage)] for asked in model.asked]
+    # What it was made with holds all that had been said before its first step.
+    assert heard == [["go"], ["go", "one", "two"], ["go", "one", "two", "three"]]
+    assert isinstance(model.asked[1].history[-3], ToolMessage)
+
+
+def test_a_replay_hears_it_before_the_same_step(make: Make) -> None:
+    journal = Recorder(said={1: ["one"]})
+    turns = asks(("double", {"n": 2})), asks(("double", {"n": 3}))
+    run(make(agent(double), first := Playing(*turns, DONE), journal))
+    # It was cut off before its last turn was stored; somebody spoke again before the replay came there.
+    again = Recorder(journal.writes[:-1], said={2: ["two"]})
+    heard: dict[int, list[HistoryMessage]] = {1: [UserMessage(text="one")]}
+    run(make(agent(double), second := Playing(DONE), again, heard=heard))
+    assert second.asked[0].history == [*first.asked[2].history, UserMessage(text="two")]
 
 
 def test_a_tool_knows_its_place_in_the_run(make: Make) -> None:
