@@ -63,6 +63,10 @@ def worker(processes: Processes, broker: Broker, *agents: str) -> Process:
     return processes.worker("-Q", ",".join(broker_name(broker.prefix, agent) for agent in agents), **SOON)
 
 
+def kind_of(error: str) -> str:
+    return error if error == "cancelled" else "error" if error else "ok"
+
+
 async def cancel(stations: Stations) -> None:
     """Cancel the child that is there to be cancelled, from outside, once it runs."""
     outcome = RunOutcome(state="cancelled", reason="cancelled", text="by the test")
@@ -125,7 +129,7 @@ async def test_each_end_of_a_child_is_one_result(
         for name, parent in parents.items()
     }
     assert {name: [(row["outcome"], row["error"] or "") for row in rows] for name, rows in told.items()} == {
-        name: [("error" if case.error else "ok", case.error)] for name, case in CASES.items()
+        name: [(kind_of(case.error), case.error)] for name, case in CASES.items()
     }
     assert [name for name, case in CASES.items() if case.told not in answers[name]] == []
     assert answers["is silent"] == ""

@@ -51,7 +51,7 @@ async def in_all_states(stations: Stations) -> dict[UUID, str]:
     for state in ("succeeded", "failed", "cancelled"):
         claim = await stations.claimed(state)
         await stations.end(claim, state=state, reason="so it was")
-        said[claim.run_id] = f"not queued {state}"
+        said[claim.run_id] = state if state == "cancelled" else f"not queued {state}"
     first, merged = [await stations.say("merged", text, recipient="solo") for text in ("one", "two")]
     parked, (of_child,) = await stations.spawning("parked")
     await stations.park(parked)
