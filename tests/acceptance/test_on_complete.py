@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -95,7 +96,7 @@ def effects(database: ScratchDatabase, name: str) -> list[str]:
 
 def from_a_program(processes: Processes, tmp_path: Path, program: str) -> Any:
     """Run a Celery producer in a process of its own; what it prints as JSON."""
-    process = processes.start("program", ["python", "-c", "from mine import *\nimport json\n" + program])
+    process = processes.start("program", [sys.executable, "-c", "from mine import *\nimport json\n" + program])
     assert process.exit_code() == 0, process.said
     return json.loads(process.said.splitlines()[-1])
 

@@ -59,7 +59,7 @@ def test_what_each_policy_does(workers: list[Process], database: ScratchDatabase
                 refused.get(timeout=BOUND)
         # It was interrupted though nobody lets its tool go on, and the worker has noticed.
         assert later["interrupt"][1].get(timeout=BOUND) == "interrupt: two"
-        eventually(lambda: any("no longer this worker's" in worker.said for worker in workers), within=BOUND)
+        eventually(lambda: any("was ended from outside" in worker.said for worker in workers), within=BOUND)
 
         database.query("insert into effects (name) select unnest(%(names)s::text[])", names=POLICIES)
         answers = {
