@@ -57,12 +57,21 @@ async def test_the_last_end_queues_the_parent_or_it_never_parked(database: Scrat
         for number in range(RACES):
             parent, spawned = await stations.spawning(f"s{number}", children=children)
             ends = [stations.end(claim) for claim in await ending(stations, spawned)]
-            await at_once(*ends, shortly(number * 3, park(parent)))
+            # The first parks before any end, the last after all; between them either may be first.
+            if number == 0:
+                await park(parent)
+                await at_once(*ends)
+            elif number == RACES - 1:
+                await at_once(*ends)
+                await park(parent)
+            else:
+                await at_once(*ends, shortly(number * 3, park(parent)))
 
             assert await unanswered(stations, parent) == 0
             assert await stations.state(parent.run_id) == ("queued" if parked[-1] else "running")
             assert await became(stations, parent.run_id, "queued") == parked[-1]
-    assert len(parked) == RACES
+    # Both came about, or this shows nothing.
+    assert 0 < sum(parked) < len(parked) == RACES
     assert unruly(database) == []
     assert deadlocks(database) == 0
 
