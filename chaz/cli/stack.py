@@ -179,6 +179,10 @@ class Stack:
             if time.monotonic() > ends:
                 raise StackError(f"the {process.name} was not ready within {READY_WITHIN:g} s: {process.last_line}")
 
+    def check(self) -> None:
+        """Raise EmbeddedError if PostgreSQL or Valkey is gone, without which all others wait in vain."""
+        self._services.check()
+
     def stop(self) -> None:
         """Stop the workers, then who listens to them, then the services."""
         for group in ("worker", "flower", "listener", "audit"):

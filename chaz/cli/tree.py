@@ -130,7 +130,7 @@ def drawing(runs: Sequence[Run], asked: UUID, now: datetime, *, colour: bool) ->
         cost = sum(run["cost"] for run in runs)
         states = ", ".join(f"{count} {state}" for state, count in counts.items())
         steps = sum(run["steps"] for run in runs)
-        yield f"{len(runs)} runs: {states}; {steps} steps{_spent(usage, cost)}"
+        yield f"{len(runs)} runs: {states}; {_steps(steps)}{_spent(usage, cost)}"
 
 
 def line_of(run: Run, now: datetime) -> str:
@@ -139,8 +139,7 @@ def line_of(run: Run, now: datetime) -> str:
     if run["started_at"] is not None:
         parts.append(_seconds(((run["ended_at"] or now) - run["started_at"]).total_seconds()))
     if run["steps"]:
-        steps = f"{run['steps']} step{'s' if run['steps'] > 1 else ''}"
-        parts.append(steps + _spent(Usage.model_validate(run["usage"]), run["cost"]))
+        parts.append(_steps(run["steps"]) + _spent(Usage.model_validate(run["usage"]), run["cost"]))
     if run["state"] in {"queued", "parked", "running"} and (run["waits_for"] or run["calls"]):
         parts.append(("waits for " if run["state"] == "parked" else "") + _what(run))
     elif run["state"] == "pending":
@@ -157,6 +156,10 @@ def _what(run: Run) -> str:
     if run["state"] == "parked" and run["waits_for"]:
         return f"{run['waits_for']} ({calls})" if calls else run["waits_for"]
     return calls or run["waits_for"]
+
+
+def _steps(number: int) -> str:
+    return f"{number} step{'' if number == 1 else 's'}"
 
 
 def _spent(usage: Usage, cost: float) -> str:

@@ -18,6 +18,8 @@ from chaz.settings import Settings
 if TYPE_CHECKING:
     from chaz.cli.options import Commands
 
+LOOK_EVERY = 0.5
+"""Seconds between two looks whether the services are still there."""
 DEMO_AGENTS = "chaz.demo.agents"
 _COLOURS = {"postgres": "34", "valkey": "31", "schema": "34", "listener": "36", "audit": "33", "flower": "35"}
 
@@ -62,8 +64,10 @@ def run_up(options: argparse.Namespace) -> int:
     with Stack(options.data, agents=agents, workers=options.workers, flower=options.flower, on_line=show) as stack:
         show("chaz", f"ready with the agents of {agents}; Ctrl-C stops it. In another terminal:")
         show("chaz", f"  export CHAZ_DATABASE_URL={stack.settings.database_url}")
+        show("chaz", f"  export CHAZ_BROKER_URL={stack.settings.broker_url}")
         show("chaz", "  chaz send hello 'How long are the texts?' --to researcher --wait")
-        stop.wait()
+        while not stop.wait(LOOK_EVERY):
+            stack.check()
         show("chaz", "stopping")
     show("chaz", "stopped")
     return 0

@@ -54,6 +54,12 @@ class EmbeddedServices:
         """Names and pids of the processes that run: keeper, postgres, valkey."""
         return self._supervisor.processes
 
+    def check(self) -> None:
+        """Raise EmbeddedError if one of them has ended though nobody stopped it."""
+        for name in self._ports:
+            if self._supervisor.wait_for_end(name, 0) is not None:
+                raise EmbeddedError(f"{name} has ended though nobody stopped it; start again, its data are kept")
+
     def stop(self) -> None:
         """Stop the services and wait for their end. Asking again does nothing."""
         self._supervisor.stop()

@@ -183,3 +183,21 @@ def test_the_same_folder_twice_is_one_clear_line(environment: dict[str, str], tm
         assert str(up.process.pid) in done.stderr
     finally:
         up.process.stop()
+
+
+@pytest.mark.parametrize("service", ["postgres", "valkey"])
+def test_without_its_services_it_ends_with_one_clear_line(
+    environment: dict[str, str], tmp_path: Path, service: str
+) -> None:
+    up = Up(environment, tmp_path)
+    try:
+        pid = next(line for line in living(str(tmp_path)) if f"bin/{service}" in line or f"/{service}-server" in line)
+        os.kill(int(pid.partition(":")[0]), signal.SIGKILL)
+
+        assert up.process.exit_code(within=90) == 69
+    finally:
+        up.process.end()
+    assert up.process.said.splitlines()[-1] == (
+        f"chaz: {service} has ended though nobody stopped it; start again, its data are kept"
+    )
+    eventually(lambda: living(str(tmp_path)) == [], within=60)
