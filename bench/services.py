@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 import signal
+from contextlib import suppress
 from pathlib import Path
 from threading import Timer
 from typing import Any, LiteralString, cast
@@ -84,7 +85,9 @@ class Services:
             return
         with connect(self.settings) as connection:
             for queue in (audit_queue(prefix), *(run_queue(prefix, name) for name in (*AGENTS, ISOLATION))):
-                cast("Any", connection.default_channel).queue_purge(queue.name)
+                # One that nobody has declared yet is empty: the broker says so by closing the channel.
+                with suppress(*connection.channel_errors), cast("Any", connection.channel()) as channel:
+                    channel.queue_purge(queue.name)
 
     def end(self) -> None:
         """Stop what was started, and tidy a broker that goes on."""
