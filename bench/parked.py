@@ -73,6 +73,9 @@ def measure(folder: Path, runs: int, points: int) -> dict[str, list[tuple[int, i
             "CHAZ_AGENTS": "bench.agents",
             "PYTHONPATH": str(ROOT),
             "PYTHONUNBUFFERED": "1",
+            # What threads have freed goes back at once: else the heaps of a hundred threads swing by more than the limit.
+            "MALLOC_ARENA_MAX": "1",
+            "MALLOC_TRIM_THRESHOLD_": "65536",
         }
         # The children's agent is registered by this worker, and served from a queue that none consumes.
         worker = ["celery", "-A", "chaz", "worker", "-l", "WARNING", "-n", "worker1@%h", "-Q", "chaz.parent", *QUICK]

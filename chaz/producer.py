@@ -21,7 +21,7 @@ from chaz.loops import LoopThread, loop_thread
 from chaz.result import FOLLOW_EVERY, AgentResult, AsyncAgentResult, bookmark_of, iterate
 from chaz.settings import Settings
 from chaz.submitting import SendOptions, Target, send_on, send_on_async, submission
-from chaz.waiter import Waiter
+from chaz.waiter import Waits
 
 if TYPE_CHECKING:
     from chaz.listings import RunFilter
@@ -116,7 +116,7 @@ class AsyncChaz:
         self.database = Database(
             self.settings.require_database(), size=self.settings.database_pool, name="chaz-producer", silence=silence
         )
-        self._waiter = Waiter(self.database, self.settings.listen_url or self.settings.database_url, silence)
+        self._waits = Waits(self.settings.database_url, self.settings.listen_url, silence)
 
     @classmethod
     def from_env(cls) -> Self:
@@ -132,7 +132,7 @@ class AsyncChaz:
 
     async def close(self) -> None:
         """Give the connections back."""
-        await self._waiter.close()
+        await self._waits.close()
         await self.database.close()
 
     def session(self, name: str | None = None, *, id: UUID | None = None) -> AsyncSession:
@@ -141,7 +141,7 @@ class AsyncChaz:
 
     def handle(self, id: UUID, *, uncommitted: bool = False) -> AsyncAgentResult:
         """The handle of a run, unchecked."""
-        return AsyncAgentResult(id, self.database, self._waiter, uncommitted=uncommitted)
+        return AsyncAgentResult(id, self.database, self._waits, uncommitted=uncommitted)
 
     async def runs(self, wanted: RunFilter | None = None) -> list[dict[str, Any]]:
         """Runs as a person wants to see them, newest first; ``wanted`` is a :class:`chaz.listings.RunFilter`."""
@@ -257,8 +257,6 @@ class Session:
 
 
 _making = threading.Lock()
-_inherited: list[AsyncChaz] = []
-"""What a fork brought along: kept, because tasks of a loop that does not run here complain when they are collected."""
 
 
 def _renew_lock() -> None:
@@ -299,8 +297,6 @@ class Chaz:
             with _making:
                 made = self._made
                 if made is None or made[0] != os.getpid():
-                    if made is not None:
-                        _inherited.append(made[1])
 
                     async def make() -> AsyncChaz:
                         return AsyncChaz(settings=self.settings)

@@ -23,7 +23,7 @@ from chaz.errors import InvalidEntry, RunCancelled, RunFailed, UnknownRun, WaitI
 from chaz.loops import LoopThread, loop_thread
 from chaz.outcomes import Usage
 from chaz.runtime.tools import current_call
-from chaz.waiter import NOBODY, Waiter, is_over
+from chaz.waiter import NOBODY, Waits, is_over
 
 _UNKNOWN = ("result", "reason", "session_id", "agent", "parent_run_id", "root_run_id", "ended_at", "waits_for")
 
@@ -46,10 +46,10 @@ def outcome_of(row: Row, *, propagate: bool = True) -> str | None:
 class AsyncAgentResult:
     """What a producer holds of the run that answers its entry."""
 
-    def __init__(self, id: UUID, database: Database, waiter: Waiter, *, uncommitted: bool = False) -> None:
+    def __init__(self, id: UUID, database: Database, waits: Waits, *, uncommitted: bool = False) -> None:
         self.id = id
         self._database = database
-        self._waiter = waiter
+        self._waits = waits
         # Sent in the caller's own transaction: unknown until that commits, and no mistake.
         self._uncommitted = uncommitted
 
@@ -97,10 +97,12 @@ class AsyncAgentResult:
 
     async def _over(self, timeout: float | None) -> Row:
         refuse_in_a_run("get()")
-        await self.status()
+        row = await self.status()
+        if is_over(row):
+            return row
         try:
             async with asyncio.timeout(timeout):
-                return await self._waiter.wait(self.id)
+                return await self._waits.wait(self.id)
         except TimeoutError:
             row = await self.status()
             if is_over(row):
@@ -121,7 +123,7 @@ class AsyncAgentResult:
 
     def sibling(self, id: UUID) -> AsyncAgentResult:
         """The handle of another run of the same database, unchecked."""
-        return AsyncAgentResult(id, self._database, self._waiter)
+        return AsyncAgentResult(id, self._database, self._waits)
 
     async def agent(self) -> str | None:
         """The agent that answers; None while that is not known, and where nobody was woken."""

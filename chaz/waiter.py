@@ -1,19 +1,25 @@
-"""Waiting for ends of runs: one LISTEN for all waits of a process, and a poll behind it."""
+"""Waiting for ends of runs: one LISTEN for all waits of a process, and a poll behind it.
+
+It lives on the process's loop thread. A producer on a loop of its own waits for that thread's answer.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import logging
+import os
 import time
 from collections import defaultdict
 from collections.abc import Iterable
+from concurrent.futures import Future
 from uuid import UUID, uuid4
 
 from chaz import runs
 from chaz.channels import DONE
 from chaz.database import SILENCE, Database, Row, Subscription, Transaction
 from chaz.errors import ChazError
+from chaz.loops import loop_thread
 from chaz.outcomes import FINAL_STATES
 
 logger = logging.getLogger("chaz.result")
@@ -36,11 +42,64 @@ def _expected(error: Exception) -> bool:
     return isinstance(error, ChazError | OSError)
 
 
-class Waiter:
-    """All waits of one loop. A thousand of them are one connection."""
+def waiting() -> int:
+    """How many waits go on in this process."""
+    return sum(waiter.waiting for waiter in list(_shared.values()))
 
-    def __init__(self, database: Database, listen_url: str, silence: float = SILENCE) -> None:
-        self._database = database
+
+class Waits:
+    """A producer's waits, from any loop: all producers of a process share one :class:`Waiter` for each database."""
+
+    def __init__(self, url: str, listen_url: str = "", silence: float = SILENCE) -> None:
+        self._key = (url, listen_url or url, silence)
+        self._going: set[Future[Row]] = set()
+        self._joined = self._closed = False
+
+    async def wait(self, run_id: UUID) -> Row:
+        """The status of the run once it is over. Cancel to stop waiting. Raises ChazError if this is closed."""
+        self._joined = True
+        going = loop_thread().submit(self._wait(run_id))
+        self._going.add(going)
+        try:
+            return await asyncio.wrap_future(going)
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if self._closed and not (task and task.cancelling()):
+                raise ChazError("the producer was closed during this wait; the run goes on") from None
+            raise
+        finally:
+            self._going.discard(going)
+
+    async def _wait(self, run_id: UUID) -> Row:
+        waiter = _shared.get(self._key)
+        if waiter is None:
+            waiter = _shared[self._key] = Waiter(*self._key)
+        waiter.users.add(self)
+        return await waiter.wait(run_id)
+
+    async def close(self) -> None:
+        """End the waits that go on with an error, and the process's listening if nobody else's are left."""
+        self._closed = True
+        for going in list(self._going):
+            going.cancel()
+        if self._joined:
+            await asyncio.wrap_future(loop_thread().submit(self._leave()))
+
+    async def _leave(self) -> None:
+        waiter = _shared.get(self._key)
+        if waiter is not None and self in waiter.users:
+            waiter.users.remove(self)
+            if not waiter.users:
+                del _shared[self._key]
+                await waiter.close()
+
+
+class Waiter:
+    """All waits of a process on one database. A thousand of them are one connection. Used on the loop thread only."""
+
+    def __init__(self, url: str, listen_url: str, silence: float) -> None:
+        self.users: set[Waits] = set()
+        self._database = Database(url, size=2, name="chaz-waiter", silence=silence)
         self._listen_url = listen_url
         self._silence = silence
         self._waits: dict[UUID, set[asyncio.Future[Row]]] = defaultdict(set)
@@ -48,11 +107,13 @@ class Waiter:
         self._listening = asyncio.Event()
         self._poll = FIRST_POLL
 
+    @property
+    def waiting(self) -> int:
+        """How many wait."""
+        return sum(len(futures) for futures in list(self._waits.values()))
+
     async def wait(self, run_id: UUID) -> Row:
         """The status of the run once it is over. Cancel to stop waiting."""
-        status = (await runs.status(self._database, [run_id])).get(run_id)
-        if status is not None and is_over(status):
-            return status
         future: asyncio.Future[Row] = asyncio.get_running_loop().create_future()
         self._waits[run_id].add(future)
         # An end that was being committed while this wait was registered notifies nobody: look again soon.
@@ -71,16 +132,12 @@ class Waiter:
                 del self._waits[run_id]
 
     async def close(self) -> None:
-        """Stop listening; waits that go on end with an error."""
-        for futures in self._waits.values():
-            for future in futures:
-                if not future.done():
-                    future.set_exception(ChazError("the producer was closed during this wait; the run goes on"))
-        self._listening.set()
+        """Stop listening. Nobody waits any more."""
         if self._task is not None:
             self._task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await self._task
+        await self._database.close()
 
     async def _listen(self) -> None:
         # Its own, because a next task may begin while this one lets go.
@@ -148,3 +205,18 @@ class Waiter:
             )
 
         await self._database.transact(work)
+
+
+_shared: dict[tuple[str, str, float], Waiter] = {}
+"""Touched on the loop thread only."""
+_inherited: list[object] = []
+"""What was open before a fork: never used and never collected here, since its tasks belong to a loop that has gone."""
+
+
+def _forget_after_fork() -> None:
+    global _shared
+    _inherited.append(_shared)
+    _shared = {}
+
+
+os.register_at_fork(after_in_child=_forget_after_fork)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from uuid import UUID
 
 import pytest
@@ -23,6 +24,7 @@ from chaz import (
 from chaz.errors import WaitInsideRun
 from chaz.runtime.tools import CallContext, current_call
 from chaz.testing import eventually_async
+from chaz.waiter import waiting
 from tests.fixtures.postgres import ScratchDatabase
 from tests.fixtures.stations import Stations, a_call
 
@@ -48,6 +50,15 @@ async def until_it_waits(database: ScratchDatabase) -> None:
 
     async def check() -> bool:
         return database.value("select exists (select from chaz.waiters where expires_at > now())")
+
+    await eventually_async(check)
+
+
+async def until_all_wait(count: int) -> None:
+    """Wait until so many waits go on in this process."""
+
+    async def check() -> bool:
+        return waiting() == count
 
     await eventually_async(check)
 
@@ -233,16 +244,31 @@ async def test_a_thousand_waits_are_one_connection_and_one_end_reaches_them_all(
     stations: Stations, chaz: Chaz, async_chaz: AsyncChaz, database: ScratchDatabase
 ) -> None:
     run = chaz.session("s").direct("solo", "go").id
-    with ThreadPoolExecutor(100) as threads:
-        # Threads and tasks, each with a handle of its own.
-        futures = [threads.submit(chaz.handle(run).get, 60) for _ in range(100)]
+    with ThreadPoolExecutor(100) as threads, ExitStack() as stack:
+        # Threads and tasks, producers and loops, each wait with a handle of its own.
+        producers = [chaz, *(stack.enter_context(Chaz(database.url)) for _ in range(9))]
+        futures = [threads.submit(producers[n % 10].handle(run).get, 60) for n in range(100)]
         waits = [asyncio.create_task(async_chaz.handle(run).get(timeout=60)) for _ in range(900)]
-        await until_it_waits(database)
+        await until_all_wait(1000)
+        assert len(database.backends("chaz-wait")) == 1
         await answer(stations, run, "42")
         answers = await asyncio.gather(*waits, *map(asyncio.wrap_future, futures))
-        # One for each of the two loops: this test's, and the one behind the sync facade.
-        assert len(database.backends("chaz-wait")) <= 2
+        assert len(database.backends("chaz-wait")) == 1
     assert answers == ["42"] * 1000
+
+
+async def test_what_one_producer_closes_goes_on_for_another(
+    stations: Stations, chaz: Chaz, database: ScratchDatabase
+) -> None:
+    async with AsyncChaz(database.url) as other:
+        run = await other.session("s").direct("solo", "go")
+        ended = asyncio.create_task(run.get())
+        waiting = asyncio.wrap_future(chaz.handle(run.id).future())
+        await until_all_wait(2)
+    with pytest.raises(ChazError, match="closed during this wait; the run goes on"):
+        await ended
+    await answer(stations, run.id, "42")
+    await asyncio.wait_for(waiting, 60)
 
 
 async def test_two_hundred_waits_are_one_connection(
