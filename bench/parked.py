@@ -73,7 +73,7 @@ def measure(folder: Path, runs: int, points: int) -> dict[str, list[tuple[int, i
             "CHAZ_AGENTS": "bench.agents",
             "PYTHONPATH": str(ROOT),
             "PYTHONUNBUFFERED": "1",
-            # What threads have freed goes back at once: else the heaps of a hundred threads swing by more than the limit.
+            # What threads have freed goes back at once: else the heaps of many threads swing by more than the limit.
             "MALLOC_ARENA_MAX": "1",
             "MALLOC_TRIM_THRESHOLD_": "65536",
         }
