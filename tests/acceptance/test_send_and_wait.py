@@ -8,6 +8,7 @@ import sys
 
 from chaz import Chaz, as_completed
 from chaz.testing import eventually
+from chaz.waiter import waiting
 from tests.fixtures.broker import both_brokers
 from tests.fixtures.model import answer, call, calls, script
 from tests.fixtures.postgres import ScratchDatabase, both_servers
@@ -50,6 +51,25 @@ def test_many_are_answered_as_they_end(processes: Processes, database: ScratchDa
         answers = {handle.get() for handle in as_completed(handles, timeout=60)}
 
     assert answers == {f"You said: number {n}" for n in range(50)}
+
+
+def test_a_thousand_waiting_producers_listen_once_and_one_end_reaches_them_all(
+    processes: Processes, database: ScratchDatabase
+) -> None:
+    processes.stack()
+    waiting_run = script(calls(call("until_effect", name="go")), answer("gone"))
+    with Chaz(database.url) as chaz, Chaz(database.url) as other:
+        run = chaz.session("s").direct("solo", waiting_run)
+        futures = [producer.handle(run.id).future() for producer in (chaz, other) for _ in range(500)]
+        eventually(lambda: waiting() == len(futures))
+        assert len(database.backends("chaz-wait")) == 1
+
+        database.query("insert into effects (name) values ('go')")
+
+        for future in futures:
+            future.result(60)
+        assert len(database.backends("chaz-wait")) == 1
+        assert run.get() == "gone"
 
 
 def test_a_producer_needs_postgresql_and_nothing_else(processes: Processes, database: ScratchDatabase) -> None:
