@@ -224,6 +224,7 @@ class _Work:
 
     async def answer(self, session: _Session, row: dict[str, Any]) -> None:
         """Do what the entry asks for. An entry that cannot be routed never stops the others."""
+        self._remember_callback(row)
         if row["tenant"] != session.row["tenant"]:
             self._append(session, row, "error", f"the entry's tenant is {row['tenant']!r}, not the session's")
             return
@@ -239,7 +240,6 @@ class _Work:
         except Exception as error:
             logger.exception("listener: entry %s cannot be routed", row["id"])
             wake = Refused(row["recipient"] or "", f"it cannot be routed: {type(error).__name__}")
-        self._remember_callback(row, ended=not isinstance(wake, Wake))
         match wake:
             case Wake():
                 self._wake(session, row, wake)
@@ -252,15 +252,15 @@ class _Work:
             case None:
                 pass
 
-    def _remember_callback(self, row: dict[str, Any], *, ended: bool) -> None:
-        """Keep who is to be told of the run's end: at once where there is none to come."""
+    def _remember_callback(self, row: dict[str, Any]) -> None:
+        """Keep who is to be told of the run's end."""
         options = cast("dict[str, object]", row["options"] if isinstance(row["options"], dict) else {})
         wanted = options.get("on_complete")
         if wanted is not None:
             # What is no callback has been refused by routing.
             with contextlib.suppress(ValueError):
                 target = Jsonb(callback_of(wanted).model_dump(mode="json"))
-                self._callbacks.append({"run": row["id"], "target": target, "ended": ended})
+                self._callbacks.append({"run": row["id"], "target": target})
 
     def _wake(self, session: _Session, row: dict[str, Any], wake: Wake) -> None:
         if wake.attach:
@@ -400,6 +400,8 @@ class _Work:
                     ],
                 )
             if self._callbacks:
+                # Told at once where there is no end to come: nobody was woken, or the run was refused.
+                goes_on = {run["id"] for run in self._runs if not run["ended"]}
                 await cursor.executemany(
                     """
                     insert into chaz.callbacks (run_id, target, ended_at, due_at)
@@ -407,7 +409,7 @@ class _Work:
                         case when %(ended)s then clock_timestamp() end)
                     on conflict do nothing
                     """,
-                    self._callbacks,
+                    [callback | {"ended": callback["run"] not in goes_on} for callback in self._callbacks],
                 )
             if self._entries:
                 await cursor.executemany(

@@ -70,6 +70,31 @@ async def test_an_end_without_a_run_is_told_at_once(stations: Stations, chaz: Ch
     assert (end.entry, end.state, end.result, end.succeeded) == (nobody.id, "nobody", None, True)
 
 
+async def test_a_message_that_a_busy_session_refuses_is_told_at_once(stations: Stations, chaz: Chaz) -> None:
+    chaz.session("s").configure(on_message="reject")
+    await stations.claimed("s")
+    refused = chaz.session("s").say("and?", on_complete=URL)
+    await stations.place()
+    assert (await sweeps.due(stations.database)).callbacks
+    (end,) = await outbox.take(stations.database)
+    assert (end.entry, end.state, end.reason, end.succeeded) == (refused.id, "failed", "busy", False)
+
+
+async def test_an_entry_of_another_tenant_than_its_sessions_is_told_at_once(
+    stations: Stations, database: ScratchDatabase
+) -> None:
+    await stations.claimed("s")
+    id = database.value(
+        """
+        insert into chaz.entries (tenant, session_id, type, sender, content, metadata)
+        values ('other', chaz.session_id('s'), 'message', 'eve', 'hello',
+            '{"options": {"on_complete": {"kind": "webhook", "url": "https://example.org/ends"}}}') returning id
+        """
+    )
+    await stations.place()
+    assert [(end.entry, end.state) for end in await outbox.take(stations.database)] == [(id, "nobody")]
+
+
 async def test_it_is_tried_for_a_day_then_given_up_and_seen(
     stations: Stations, chaz: Chaz, database: ScratchDatabase
 ) -> None:
