@@ -113,10 +113,12 @@ async def _end(tx: Transaction, cancellation: Row) -> tuple[bool, Cancelled | No
     # In one statement: an entry that is placed between two would seem to have woken nobody.
     cursor = await tx.execute(
         """
-        select r.state, r.superseded_by, own.position is null and own.id is not null as unplaced,
+        select case when taker.ended_at is null then r.state else taker.state end as state, r.superseded_by,
+            own.position is null and own.id is not null as unplaced,
             (theirs.sender, theirs.author) = (own.sender, own.author) as same_sender
         from chaz.cancellations c
             left join chaz.runs r on r.id = c.run_id
+            left join chaz.runs taker on taker.id = r.superseded_by
             left join chaz.entries own on own.id = c.run_id
             left join chaz.entries theirs on theirs.id = r.superseded_by
         where c.run_id = %(run)s
@@ -127,6 +129,7 @@ async def _end(tx: Transaction, cancellation: Row) -> tuple[bool, Cancelled | No
     if run is None or run["state"] is None:
         # An entry that is not placed yet has its run later. One that woke nobody has nothing to end.
         return run is None or not run["unplaced"], None
+    # A superseded one is over with the run that took it.
     if run["state"] in FINAL_STATES:
         return True, None
     states = _OPEN_STATES

@@ -66,8 +66,11 @@ async def _end(
     run = await (
         await tx.execute(
             """
-            select * from chaz.runs where id = %(run)s and state = any(%(states)s)
-                and (%(attempt)s::int is null or attempt = %(attempt)s) for update
+            select * from chaz.runs r where id = %(run)s and state = any(%(states)s)
+                and (%(attempt)s::int is null or attempt = %(attempt)s)
+                and not exists (
+                    select from chaz.runs taker where taker.id = r.superseded_by and taker.ended_at is not null)
+            for update of r
             """,
             {"run": run_id, "states": list(states), "attempt": attempt},
         )

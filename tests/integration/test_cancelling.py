@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 from uuid import UUID, uuid4
 
 import psycopg
@@ -373,6 +374,28 @@ async def test_a_superseded_run_is_over_with_the_one_that_took_it(stations: Stat
     (row,) = await stations.fetch("select * from chaz.runs where id = %(run)s", run=runs[0])
     await stations.close(row["id"], "running")
     assert not await cancel(stations, runs[1])
+
+
+async def test_a_message_that_was_answered_before_the_listener_came_stays_answered(
+    stations: Stations, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, two = [await stations.say("s", f"from {sender}", sender=sender, recipient="solo") for sender in ("ada", "bob")]
+    await stations.place()
+    claim = await stations.claim(one)
+    assert await cancel(stations, two)
+    close = cancelling.close_run
+
+    async def end_first(*of: Any, **fields: Any) -> Any:
+        # Between the look at the run and the lock of its session.
+        await stations.end(claim)
+        return await close(*of, **fields)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(cancelling, "close_run", end_first)
+        assert (await cancelling.walk(stations.database, aside=Aside())).settled == 0
+    assert await walk(stations) == []
+    assert not (await sweeps.due(stations.database)).cancel
+    assert await states(stations, [one, two]) == ["succeeded", "superseded"]
 
 
 # The producer's side
