@@ -120,7 +120,8 @@ async def _end(tx: Transaction, cancellation: Row) -> tuple[bool, Cancelled | No
             left join chaz.runs r on r.id = c.run_id
             left join chaz.runs taker on taker.id = r.superseded_by
             left join chaz.entries own on own.id = c.run_id
-            left join chaz.entries theirs on theirs.id = r.superseded_by
+            left join chaz.entries theirs on theirs.session_id = taker.session_id
+                and theirs.position = taker.trigger_position and theirs.seq = 0
         where c.run_id = %(run)s
         """,
         {"run": run_id},

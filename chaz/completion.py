@@ -196,15 +196,19 @@ async def _append_closing_entry(tx: Transaction, run: Row, outcome: RunOutcome, 
 
 
 async def _release_superseded(tx: Transaction, run: Row) -> None:
-    """What others had said, and a cancelled run was to answer too, is owed an answer still."""
+    """What others had said, and a cancelled run was to answer too, is owed an answer still.
+
+    A requeued run has no entry of its id: its trigger is found by its position.
+    """
     await tx.execute(
         """
         update chaz.runs p set state = 'pending', superseded_by = null
         from chaz.entries own, chaz.entries other
-        where p.superseded_by = %(run)s and own.id = %(run)s and other.id = p.id
+        where p.superseded_by = %(run)s and other.id = p.id
+            and own.session_id = %(session)s and own.position = %(trigger)s and own.seq = 0
             and (other.sender, other.author) <> (own.sender, own.author)
         """,
-        {"run": run["id"]},
+        {"run": run["id"], "session": run["session_id"], "trigger": run["trigger_position"]},
     )
 
 

@@ -10,7 +10,8 @@ from uuid import UUID
 
 import pytest
 
-from chaz import AsyncChaz, Chaz, RunFailed, UnknownRun, publishing, runs, sessionlog
+from chaz import AsyncChaz, Chaz, RunFailed, UnknownRun, cancelling, publishing, runs, sessionlog, steering
+from chaz.aside import Aside
 from chaz.cli import main
 from chaz.errors import AlreadyRequeued, NotRequeueable
 from chaz.listings import RunFilter, list_failed
@@ -18,7 +19,7 @@ from chaz.runs import Claim
 from tests.fixtures.model import script
 from tests.fixtures.postgres import ScratchDatabase
 from tests.fixtures.processes import Processes
-from tests.fixtures.stations import Stations
+from tests.fixtures.stations import Stations, a_call
 
 pytestmark = pytest.mark.anyio
 
@@ -34,6 +35,12 @@ async def failed(stations: Stations, session: str = "s", content: str = "hello")
     claim = await stations.claimed(session, content)
     await stations.end(claim, "it went wrong", state="failed", reason="model")
     return claim.run_id
+
+
+async def said(stations: Stations, sender: str) -> UUID:
+    run = await stations.say("s", f"from {sender}", sender=sender, recipient="solo")
+    await stations.place()
+    return run
 
 
 async def triggers(stations: Stations, claim: Claim) -> list[str]:
@@ -72,6 +79,24 @@ async def test_it_rings(stations: Stations, database: ScratchDatabase) -> None:
         await requeue(stations, old)
         heard = await asyncio.to_thread(lambda: list(connection.notifies(timeout=5, stop_after=1)))
     assert len(heard) == 1
+
+
+async def test_what_others_said_to_it_is_owed_an_answer_when_it_is_cancelled(stations: Stations, chaz: Chaz) -> None:
+    claim = await stations.claim(await said(stations, "ada"))
+    await stations.end(claim, state="failed")
+    chaz.session("s").configure(on_message="steer")
+    new = await requeue(stations, claim.run_id)
+    claim = await stations.claim(new)
+    await stations.step(claim, a_call("word_count"))
+    mine, theirs = await said(stations, "ada"), await said(stations, "bob")
+    hear = partial(steering.hear, claim=claim, step=1, after=claim.read_to)
+    assert len(await stations.transact(hear)) == 2
+
+    # Who had asked for it takes it back with a message that it heard; somebody else only their own word.
+    assert await stations.transact(partial(cancelling.request, run_id=mine))
+    while (await cancelling.walk(stations.database, aside=Aside())).settled:
+        pass
+    assert [await stations.state(run) for run in (new, mine, theirs)] == ["cancelled", "superseded", "queued"]
 
 
 async def test_it_waits_for_its_turn(stations: Stations) -> None:
