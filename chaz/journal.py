@@ -139,7 +139,7 @@ async def has_step(tx: Transaction, claim: Claim, *, step: int) -> bool | None:
 async def reserve(tx: Transaction, claim: Claim, *, step: int, tokens: int, cost: Decimal, budget: Budget) -> Room:
     """Hold what a step is thought to take of the tree's budget; ``budget`` is the agent's own, for a tree's root."""
     await fence(tx, claim)
-    if claim.run_id == claim.root_run_id and budget != Budget():
+    if claim.is_top and budget != Budget():
         await budgets.limit(tx, claim.root_run_id, budget)
     return await budgets.reserve(tx, claim.run_id, claim.root_run_id, step=step, tokens=tokens, cost=cost)
 

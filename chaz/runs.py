@@ -72,6 +72,11 @@ class Claim(Attempt):
     seconds_left: float
     """To the deadline, by the database's clock, at the moment of the claim."""
 
+    @property
+    def is_top(self) -> bool:
+        """Whether it is its tree's root, or was requeued in its place: its agent's own budget is the tree's."""
+        return self.depth == 0
+
 
 @dataclass(frozen=True)
 class Unclaimed:

@@ -357,7 +357,6 @@ class WorkerProcess:
         heard = steering.by_step(later, [stored.read_to for stored in steps])
         # What the rows say can take away from what the agent's definition gives, and add nothing to it.
         model_name = agent.model if claim.model is None else claim.model
-        is_root = claim.run_id == claim.root_run_id
         return RunContext(
             run_id=claim.run_id,
             session_id=claim.session_id,
@@ -370,7 +369,7 @@ class WorkerProcess:
             max_steps=min(claim.max_steps or agent.max_steps, agent.max_steps),
             depth_left=agent.max_depth if claim.depth_left is None else min(claim.depth_left, agent.max_depth),
             scope=claim.scope or (),
-            limited=claim.limited or (is_root and agent.budget != Budget()),
+            limited=claim.limited or (claim.is_top and agent.budget != Budget()),
             steps={stored.step: stored.turn for stored in steps},
             calls={(call.step, call.ordinal): Record(call.outcome, call.answer, call.waiting) for call in calls},
             heard={step: spoken(entries) for step, entries in heard.items()},

@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 from datetime import timedelta
 from decimal import Decimal
+from functools import partial
 from typing import Any
 
 import pytest
 
-from chaz import Budget, Chaz, journal, sweeps
+from chaz import Budget, Chaz, journal, runs, sweeps
 from chaz.outcomes import Turn, Usage
 from chaz.runs import Claim
 from tests.fixtures.postgres import ScratchDatabase
@@ -141,6 +142,15 @@ async def test_the_agent_s_own_budget_is_a_ceiling_for_the_root_alone(stations: 
     await stations.reserve(parent, step=1, budget=Budget(steps=5, tokens=80, cost=2.0))
     (row,) = await stations.fetch("select max_steps, max_tokens, max_cost from chaz.tree_budgets")
     assert row == {"max_steps": 5, "max_tokens": 50, "max_cost": 2}
+
+
+async def test_so_it_is_for_a_run_that_takes_the_root_s_place(stations: Stations) -> None:
+    old = await stations.send("s")
+    await stations.place()
+    await stations.close(old, "queued")
+    again = await stations.claim(await stations.transact(partial(runs.requeue, run_id=old)))
+    assert (again.is_top, again.limited) == (True, False)
+    assert await stations.reserve(again, budget=Budget(steps=1)) == "last"
 
 
 # What a producer says
