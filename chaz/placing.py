@@ -246,7 +246,7 @@ class _Work:
                 if wake.note:
                     self._append(session, row, "note", wake.note)
             case Refused():
-                self._refuse(session, row, wake.agent, wake.why, "invalid")
+                self._refuse(session, row, self._run(session, row, wake.agent), wake.why, "invalid")
             case Noted():
                 self._append(session, row, "note", wake.why)
             case None:
@@ -284,7 +284,7 @@ class _Work:
         if session.active_run is not None and due and row["type"] == "message":
             match session.row["on_message"]:
                 case "reject":
-                    self._refuse(session, row, wake.agent, _BUSY.format(run=session.active_run), "busy")
+                    self._refuse(session, row, run, _BUSY.format(run=session.active_run), "busy")
                     return
                 case "interrupt" if session.unread_by != wake.agent:
                     run["interrupts"] = session.active_run
@@ -313,11 +313,9 @@ class _Work:
                 )
         self._runs.append(run)
 
-    def _refuse(self, session: _Session, row: dict[str, Any], agent: str, why: str, reason: str) -> None:
+    def _refuse(self, session: _Session, row: dict[str, Any], run: dict[str, Any], why: str, reason: str) -> None:
         self._append(session, row, "error", why, run_id=row["id"], reason=reason)
-        self._runs.append(
-            self._run(session, row, agent) | {"state": "failed", "result": why, "reason": reason, "ended": True}
-        )
+        self._runs.append(run | {"state": "failed", "result": why, "reason": reason, "ended": True})
 
     def _run(self, session: _Session, row: dict[str, Any], agent: str) -> dict[str, Any]:
         registered = self._agents.get(agent)

@@ -153,6 +153,17 @@ async def test_so_it_is_for_a_run_that_takes_the_root_s_place(stations: Stations
     assert await stations.reserve(again, budget=Budget(steps=1)) == "last"
 
 
+async def test_a_message_that_was_refused_keeps_its_budget_when_it_is_requeued(stations: Stations, chaz: Chaz) -> None:
+    chaz.session("s").configure(on_message="reject")
+    busy = await stations.claimed("s")
+    refused = chaz.session("s").say("and?", budget=Budget(steps=1), priority=7)
+    await stations.place()
+    await stations.end(busy)
+    again = await stations.claim(await stations.transact(partial(runs.requeue, run_id=refused.id)))
+    assert again.limited
+    assert (await stations.run(again.run_id))["priority"] == 7
+
+
 # What a producer says
 
 
