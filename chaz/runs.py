@@ -38,6 +38,9 @@ AT_CAP: LiteralString = """
 """
 """Whether a run of ``chaz.runs r`` may not start now: it is paused, or its agent has as many running as it may."""
 
+TAKEN_BACK: LiteralString = "exists (select from chaz.cancellations c where c.run_id = p.id)"
+"""Whether a pending ``chaz.runs p`` is to be cancelled: no other run takes it along, and it interrupts none."""
+
 DEFAULT_TIMEOUT = timedelta(hours=1)
 """A run's time where neither its producer nor its agent says."""
 
@@ -161,13 +164,14 @@ async def claim(tx: Transaction, run_id: UUID, *, agent: str, worker_id: UUID, c
         )
         # A statement of its own: its snapshot must not be older than the head's lock.
         await tx.execute(
-            """
+            f"""
             update chaz.runs p set state = 'superseded', superseded_by = r.id
             from chaz.runs r join chaz.sessions s on s.id = r.session_id
             where r.id = %(run)s and r.claim = %(claim)s and r.attempt = 1 and r.cause = 'message'
                 and s.on_message <> 'each'
                 and p.session_id = r.session_id and p.state = 'pending' and p.cause = 'message' and p.agent = r.agent
                 and p.trigger_position <= r.read_to and (p.not_before is null or p.not_before <= clock_timestamp())
+                and not {TAKEN_BACK}
             """,
             {"run": run_id, "claim": claim_id},
         )

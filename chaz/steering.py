@@ -12,17 +12,18 @@ from uuid import UUID
 from chaz import sessionlog
 from chaz.database import Transaction
 from chaz.entries import Entry
-from chaz.runs import Claim, fence
+from chaz.runs import TAKEN_BACK, Claim, fence
 from chaz.sessionlog import ENTRY
 
 
 async def is_spoken_to(tx: Transaction, claim: Claim) -> bool:
     """Whether a message waits that the run is to hear. Most often none does, and this locks nothing."""
     cursor = await tx.execute(
-        """
+        f"""
         select from chaz.sessions s where s.id = %(session)s and s.on_message = 'steer' and exists (
             select from chaz.runs p where p.session_id = s.id and p.state = 'pending' and p.cause = 'message'
-                and p.agent = %(agent)s and (p.not_before is null or p.not_before <= clock_timestamp()))
+                and p.agent = %(agent)s and (p.not_before is null or p.not_before <= clock_timestamp())
+                and not {TAKEN_BACK})
         """,
         {"session": claim.session_id, "agent": claim.agent},
     )
@@ -38,13 +39,14 @@ async def hear(tx: Transaction, claim: Claim, *, step: int, after: int) -> list[
     await sessionlog.lock_head(tx, claim.session_id)
     await fence(tx, claim)
     taken = await tx.execute(
-        """
+        f"""
         with taken as (
             update chaz.runs p set state = 'superseded', superseded_by = %(run)s
             from chaz.sessions s
             where s.id = p.session_id and s.on_message = 'steer'
                 and p.session_id = %(session)s and p.state = 'pending' and p.cause = 'message' and p.agent = %(agent)s
                 and (p.not_before is null or p.not_before <= clock_timestamp())
+                and not {TAKEN_BACK}
             returning p.id, p.trigger_position),
         read as (
             update chaz.runs set read_to = greatest(read_to, (select max(trigger_position) from taken))

@@ -376,6 +376,15 @@ async def test_a_superseded_run_is_over_with_the_one_that_took_it(stations: Stat
     assert not await cancel(stations, runs[1])
 
 
+async def test_a_message_that_is_to_be_taken_back_is_taken_along_by_no_run(stations: Stations) -> None:
+    one, two = [await stations.say("s", text, recipient="solo") for text in ("one", "two")]
+    await stations.place()
+    await cancel(stations, two)
+    await stations.claim(one)
+    assert await walk(stations) == [two]
+    assert await states(stations, [one, two]) == ["running", "cancelled"]
+
+
 async def test_a_message_that_was_answered_before_the_listener_came_stays_answered(
     stations: Stations, monkeypatch: pytest.MonkeyPatch
 ) -> None:

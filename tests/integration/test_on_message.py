@@ -340,6 +340,19 @@ async def test_a_stale_worker_hears_nothing(stations: Stations) -> None:
     assert await stations.state(message) == "pending"
 
 
+async def test_a_message_that_is_to_be_taken_back_is_not_heard(stations: Stations, chaz: Chaz) -> None:
+    await configure(stations, "s", "steer")
+    claim = await stations.claim(await said(stations, "one", recipient="solo"))
+    await stations.step(claim, a_call("word_count"))
+    message = await said(stations, "two")
+    chaz.cancel(message)
+    assert await hear(stations, claim, 1) == []
+    await said(stations, "three")
+    assert await hear(stations, claim, 1) == ["three"]
+    assert (await cancelling.walk(stations.database, aside=Aside())).settled == 1
+    assert [await stations.state(run) for run in (claim.run_id, message)] == ["running", "cancelled"]
+
+
 async def test_other_policies_steer_nobody(stations: Stations) -> None:
     claim = await busy(stations, "coalesce")
     message = await said(stations, "one")
