@@ -19,6 +19,7 @@ from chaz.database import Database, Transaction
 from chaz.deliveries import AuditEvent
 from chaz.errors import DatabaseUnavailable
 from chaz.outcomes import RunOutcome, Turn
+from chaz.runs import INTERRUPTING
 
 logger = logging.getLogger("chaz.listener")
 
@@ -26,13 +27,11 @@ logger = logging.getLogger("chaz.listener")
 async def interrupt(database: Database, *, aside: Aside, limit: int = 100) -> list[tuple[UUID, UUID, list[AuditEvent]]]:
     """End the runs that messages interrupt; of each its id, the message's run, and the events to tell."""
     rows = await database.fetch(
-        """
-        select r.id, (select p.id from chaz.runs p where p.interrupts = r.id and p.state = 'pending'
-            order by p.trigger_position limit 1) as by
-        from chaz.runs r
-        where r.id in (select interrupts from chaz.runs where state = 'pending' and interrupts is not null)
-            and r.state in ('queued', 'running', 'parked') and r.id <> all(%(aside)s::uuid[])
-        limit %(limit)s
+        f"""
+        select distinct on (r.id) r.id, p.id as by
+        from chaz.runs p join chaz.runs r on r.id = p.interrupts
+        where {INTERRUPTING} and r.state in ('queued', 'running', 'parked') and r.id <> all(%(aside)s::uuid[])
+        order by r.id, p.trigger_position limit %(limit)s
         """,
         {"aside": aside.ids(), "limit": limit},
     )
@@ -64,9 +63,9 @@ async def interrupt_run(tx: Transaction, run_id: UUID, by: UUID) -> list[AuditEv
     if session is None or not await sessionlog.lock_free_head(tx, session["session_id"]):
         return None
     locked = await tx.execute(
-        """
+        f"""
         select from chaz.runs r where id = %(run)s and state in ('queued', 'running', 'parked')
-            and exists (select from chaz.runs p where p.id = %(by)s and p.interrupts = r.id and p.state = 'pending')
+            and exists (select from chaz.runs p where p.id = %(by)s and p.interrupts = r.id and {INTERRUPTING})
         for update of r
         """,
         {"run": run_id, "by": by},

@@ -40,6 +40,12 @@ AT_CAP: LiteralString = """
 
 TAKEN_BACK: LiteralString = "exists (select from chaz.cancellations c where c.run_id = p.id)"
 """Whether a pending ``chaz.runs p`` is to be cancelled: no other run takes it along, and it interrupts none."""
+INTERRUPTING: LiteralString = f"""
+    p.state = 'pending' and p.interrupts is not null and not {TAKEN_BACK} and not exists (
+        select from chaz.pauses where kind = 'all' or (kind = 'agent' and name = p.agent)
+            or (kind = 'session' and name = p.session_id::text))
+"""
+"""Whether ``chaz.runs p`` is to take the place of the run that it names. What is paused ends nobody's work."""
 
 DEFAULT_TIMEOUT = timedelta(hours=1)
 """A run's time where neither its producer nor its agent says."""

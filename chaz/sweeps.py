@@ -18,7 +18,7 @@ from chaz.deliveries import AuditEvent
 from chaz.errors import DatabaseUnavailable
 from chaz.outcomes import RunOutcome, RunState
 from chaz.publishing import ANNOUNCED_AHEAD, DUE, ROOM
-from chaz.runs import GIVEN_UP
+from chaz.runs import GIVEN_UP, INTERRUPTING
 
 logger = logging.getLogger("chaz.listener")
 
@@ -57,8 +57,7 @@ async def due(database: Database, *, lease: float = 0.0) -> Due:
                 where room.ahead > 0 and (room.under_cap is null or room.under_cap > 0)) as publish,
             exists (select from room where room.ahead <= 0) as behind,
             exists (select from chaz.runs p join chaz.runs r on r.id = p.interrupts
-                where p.state = 'pending' and p.interrupts is not null
-                    and r.state in ('queued', 'running', 'parked')) as interrupting,
+                where {INTERRUPTING} and r.state in ('queued', 'running', 'parked')) as interrupting,
             exists (select from chaz.workers w join chaz.runs r on r.worker_id = w.id and r.state = 'running'
                 where w.expires_at < now())
             and pg_postmaster_start_time() < now() - %(lease)s as lost,

@@ -20,6 +20,7 @@ from chaz import (
     journal,
     sessionlog,
     steering,
+    sweeps,
 )
 from chaz.aside import Aside
 from chaz.entries import session_id
@@ -275,6 +276,39 @@ async def test_a_parent_is_told_that_its_child_was_interrupted(stations: Station
     assert wait["answer"]["kind"] == "cancelled"
     assert "agent child was cancelled (interrupted)" in wait["answer"]["content"]
     assert await stations.state(parent.run_id) == "queued"
+
+
+async def interrupting(stations: Stations) -> bool:
+    return (await sweeps.due(stations.database)).interrupting
+
+
+async def test_a_message_that_is_to_be_taken_back_interrupts_nobody(stations: Stations, chaz: Chaz) -> None:
+    claim = await busy(stations, "interrupt")
+    message = await stations.say("s", "stop")
+    chaz.cancel(message)
+    await stations.place()
+    assert not await interrupting(stations)
+    assert await interrupt(stations) == []
+    assert await stations.state(claim.run_id) == "running"
+    # Nor does it stand in the way of the next.
+    second = await said(stations, "stop, please")
+    assert await interrupting(stations)
+    assert await interrupt(stations) == [claim.run_id]
+    assert (await stations.log("s"))[-1].metadata["entry"] == str(second)
+
+
+@pytest.mark.parametrize("what", ["agent:solo", "session:s", "all"])
+async def test_what_is_paused_interrupts_nobody_before_it_is_resumed(stations: Stations, chaz: Chaz, what: str) -> None:
+    claim = await busy(stations, "interrupt")
+    chaz.pause(what)
+    message = await said(stations, "stop")
+    assert not await interrupting(stations)
+    assert await interrupt(stations) == []
+    assert [await stations.state(run) for run in (claim.run_id, message)] == ["running", "pending"]
+    chaz.resume(what)
+    assert await interrupting(stations)
+    assert await interrupt(stations) == [claim.run_id]
+    assert [await stations.state(run) for run in (claim.run_id, message)] == ["cancelled", "queued"]
 
 
 # steer
