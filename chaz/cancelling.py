@@ -28,6 +28,8 @@ _OPEN_STATES: tuple[RunState, ...] = ("pending", "queued", "running", "parked")
 
 MAX_BY = 200
 MAX_REASON = 10_000
+PASSED_ON_AT_ONCE = 1000
+"""Children that one transaction asks for: each takes a place in PostgreSQL's table of locks."""
 
 
 async def request(tx: Transaction, run_id: UUID, *, by: str | None = None, reason: str = "") -> bool:
@@ -48,15 +50,24 @@ async def request(tx: Transaction, run_id: UUID, *, by: str | None = None, reaso
     return row["asked"]
 
 
-async def require(tx: Transaction, run_id: UUID, *, by: str, reason: str) -> None:
-    """Ask the same of a run that is known, whatever its state: if it has just ended, of the tree below it."""
-    await tx.execute(
+async def require(tx: Transaction, run_id: UUID, *, by: str, reason: str) -> bool:
+    """Ask the same of a run that is known, whatever its state: if it has just ended, of the tree below it.
+
+    False if somebody asks it in a transaction that is still open: a listener waits for nobody.
+    """
+    cursor = await tx.execute(
         """
-        insert into chaz.cancellations (run_id, cancelled_by, reason) values (%(run)s, %(by)s, %(reason)s)
-        on conflict do nothing
+        with alone as (select pg_try_advisory_xact_lock(chaz.opening_key(%(run)s::uuid)) as alone),
+        asked as (
+            insert into chaz.cancellations (run_id, cancelled_by, reason)
+            select %(run)s, %(by)s, %(reason)s from alone where alone on conflict do nothing)
+        select alone from alone
         """,
         {"run": run_id, "by": by, "reason": reason},
     )
+    row = await cursor.fetchone()
+    assert row is not None
+    return row["alone"]
 
 
 @dataclass(frozen=True)
@@ -93,8 +104,7 @@ async def walk(database: Database, *, aside: Aside, limit: int = 100) -> Walked:
             over, ended = await database.transact(partial(_end, cancellation=row))
             if ended is not None:
                 walked.ended.append(ended)
-            if over:
-                await database.transact(partial(_pass_on, cancellation=row))
+            if over and await database.transact(partial(_pass_on, cancellation=row)):
                 walked.settled += 1
         except (DatabaseUnavailable, asyncio.CancelledError):
             raise
@@ -139,8 +149,7 @@ async def _end(tx: Transaction, cancellation: Row) -> tuple[bool, Cancelled | No
         # run's own matter: then only this message is taken back.
         if run["same_sender"]:
             by, why = cancellation["cancelled_by"], cancellation["reason"]
-            await require(tx, run["superseded_by"], by=by, reason=why)
-            return True, None
+            return await require(tx, run["superseded_by"], by=by, reason=why), None
         states = ("superseded", *_OPEN_STATES)
     text = _text(cancellation)
     reason = "requested" if cancellation["parent_run_id"] is None else "parent"
@@ -149,9 +158,12 @@ async def _end(tx: Transaction, cancellation: Row) -> tuple[bool, Cancelled | No
     return events is not None, None if events is None else Cancelled(run_id, text, events)
 
 
-async def _pass_on(tx: Transaction, cancellation: Row) -> None:
-    """Ask the same for the run's children, and be done with it. A child that is over counts if it had children."""
-    await tx.execute(
+async def _pass_on(tx: Transaction, cancellation: Row) -> bool:
+    """Ask the same for the run's children; whether it is done with. A child that is over counts if it had children.
+
+    Not done is what has more children than are asked for at once, or one that somebody is asking for just now.
+    """
+    cursor = await tx.execute(
         """
         with opened as (
             select id from chaz.sessions where parent_run_id = %(run)s and not detached),
@@ -162,13 +174,25 @@ async def _pass_on(tx: Transaction, cancellation: Row) -> None:
             union
             select e.id from opened join chaz.entries e on e.session_id = opened.id
             where e.position is null and e.run_id = %(run)s),
+        unasked as (
+            select id from children
+            where not exists (select from chaz.cancellations c where c.run_id = children.id) limit %(limit)s),
+        asked as (
+            select id, pg_try_advisory_xact_lock(chaz.opening_key(id)) as alone from unasked),
         passed as (
             insert into chaz.cancellations (run_id, cancelled_by, reason, parent_run_id)
-            select id, %(by)s, %(reason)s, %(run)s from children order by id on conflict do nothing)
-        update chaz.cancellations set done_at = clock_timestamp() where run_id = %(run)s
+            select id, %(by)s, %(reason)s, %(run)s from asked where alone order by id on conflict do nothing)
+        update chaz.cancellations set done_at = clock_timestamp()
+        where run_id = %(run)s and (select count(*) < %(limit)s and coalesce(bool_and(alone), true) from asked)
         """,
-        {"run": cancellation["run_id"], "by": cancellation["cancelled_by"], "reason": cancellation["reason"]},
+        {
+            "run": cancellation["run_id"],
+            "by": cancellation["cancelled_by"],
+            "reason": cancellation["reason"],
+            "limit": PASSED_ON_AT_ONCE,
+        },
     )
+    return cursor.rowcount > 0
 
 
 def _text(cancellation: Row) -> str:

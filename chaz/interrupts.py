@@ -55,7 +55,7 @@ async def interrupt(database: Database, *, aside: Aside, limit: int = 100) -> li
 async def interrupt_run(tx: Transaction, run_id: UUID, by: UUID) -> list[AuditEvent] | None:
     """End the run in favour of ``by``, the pending run of a message; the events to tell.
 
-    None if that is no longer so, or if somebody else has the session's head at the moment.
+    None if that is no longer so, or if somebody else has the session's head or cancels the run at the moment.
     """
     session = await (
         await tx.execute("select session_id, tenant, agent from chaz.runs where id = %(run)s", {"run": run_id})
@@ -72,11 +72,12 @@ async def interrupt_run(tx: Transaction, run_id: UUID, by: UUID) -> list[AuditEv
     )
     if await locked.fetchone() is None:
         return None
+    # The walk finds the run ended, and goes on to its children.
+    if not await cancelling.require(tx, run_id, by="chaz", reason="it was interrupted by a newer message"):
+        return None
     events = await close_run(tx, run_id, await _outcome(tx, run_id, by), states=("queued", "running", "parked"))
     if events is None:
         return None
-    # The walk finds the run ended, and goes on to its children.
-    await cancelling.require(tx, run_id, by="chaz", reason="it was interrupted by a newer message")
     await sessionlog.append(
         tx,
         session_id=session["session_id"],

@@ -57,11 +57,12 @@ as $$
     select chaz.derived_id('session', tenant, name)
 $$;
 
-create function chaz.opening_key(session_id uuid) returns bigint
+create function chaz.opening_key(id uuid) returns bigint
 language sql immutable strict parallel safe
 as $$
-    -- The advisory lock of whoever makes a session's row in a transaction that may last.
-    select ('x' || left(replace(session_id::text, '-', ''), 16))::bit(64)::bigint
+    -- The advisory lock of whoever makes the row of this session, or the cancellation of this run, in a transaction that
+    -- may last: a listener, which would wait for that row, leaves it to a later round. Of a v7 id the end is random.
+    select ('x' || right(replace(id::text, '-', ''), 16))::bit(64)::bigint
 $$;
 
 
@@ -667,6 +668,7 @@ begin
     elsif state in ('succeeded', 'failed', 'cancelled', 'nobody') then
         return false;
     end if;
+    perform pg_advisory_xact_lock_shared(chaz.opening_key(id));
     insert into chaz.cancellations (run_id, cancelled_by, reason) values (id, cancelled_by, reason)
     on conflict on constraint cancellations_pkey do nothing;
     return true;

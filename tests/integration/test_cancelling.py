@@ -303,6 +303,51 @@ async def test_a_session_that_is_at_work_is_cancelled_later(stations: Stations, 
     assert await walk(stations) == [first.run_id]
 
 
+async def test_more_children_than_are_asked_for_at_once(stations: Stations, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cancelling, "PASSED_ON_AT_ONCE", 2)
+    root, children = await stations.spawning("s", children=5)
+    await cancel(stations, root.run_id)
+    ended = list[UUID]()
+    while more := await walk(stations):
+        ended += more
+    assert sorted(ended) == sorted([root.run_id, *children])
+    assert not (await sweeps.due(stations.database)).cancel
+
+
+@pytest.mark.parametrize("commits", [True, False])
+async def test_a_cancel_that_is_not_committed_holds_up_no_walk(
+    stations: Stations, database: ScratchDatabase, commits: bool
+) -> None:
+    root, children = await stations.spawning("s", children=2)
+    other = await stations.claimed("t")
+    with database.connect() as mine:
+        mine.execute("select chaz.cancel(%s, 'bob')", (children[0],))
+        await cancel(stations, root.run_id)
+        await cancel(stations, other.run_id)
+        assert await asyncio.wait_for(walk(stations), 8) == [root.run_id, other.run_id, children[1]]
+        mine.commit() if commits else mine.rollback()
+    assert await walk(stations) == [children[0]]
+    who = "bob" if commits else f"ada, with run {root.run_id} that had spawned it"
+    assert (await stations.run(children[0]))["result"] == f"cancelled by {who}"
+    assert not (await sweeps.due(stations.database)).cancel
+
+
+async def test_two_cancels_that_are_not_committed_wait_for_each_other_in_nobody_s_way(
+    stations: Stations, database: ScratchDatabase
+) -> None:
+    one, two = [await stations.say("s", text, recipient="solo") for text in ("one", "two")]
+    await stations.place()
+    await stations.claim(one)
+    with database.connect() as mine:
+        mine.execute("select chaz.cancel(%s, 'bob')", (one,))
+        # It takes back the run that took it, too.
+        await cancel(stations, two)
+        assert await asyncio.wait_for(walk(stations), 4) == []
+        mine.commit()
+    assert await walk(stations) == [one]
+    assert (await stations.run(one))["result"] == "cancelled by bob"
+
+
 async def test_one_that_cannot_be_cancelled_holds_up_no_other(stations: Stations, database: ScratchDatabase) -> None:
     bad, good = await stations.claimed("s"), await stations.claimed("t")
     database.query("alter table chaz.runs add constraint odd check (not (session_id = chaz.session_id('s') "

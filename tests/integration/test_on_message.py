@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from datetime import timedelta
 from functools import partial
 from typing import Any
@@ -309,6 +310,19 @@ async def test_what_is_paused_interrupts_nobody_before_it_is_resumed(stations: S
     assert await interrupting(stations)
     assert await interrupt(stations) == [claim.run_id]
     assert [await stations.state(run) for run in (claim.run_id, message)] == ["cancelled", "queued"]
+
+
+async def test_a_cancel_that_is_not_committed_holds_up_no_listener(
+    stations: Stations, database: ScratchDatabase
+) -> None:
+    claim = await busy(stations, "interrupt")
+    await said(stations, "stop")
+    with database.connect() as mine:
+        mine.execute("select chaz.cancel(%s, 'ada')", (claim.run_id,))
+        assert await asyncio.wait_for(interrupt(stations), 4) == []
+        assert await stations.state(claim.run_id) == "running"
+        mine.rollback()
+    assert await interrupt(stations) == [claim.run_id]
 
 
 # steer
