@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
+import gc
 import json
 import os
 import time
@@ -44,6 +46,14 @@ async def slow(seconds: float) -> str:
     return f"after {seconds:g} s"
 
 
+@tool
+def let_go() -> str:
+    """Let the worker give back what it does not hold on to: what is measured then is kept for a reason."""
+    collected = gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)
+    return f"{collected} objects"
+
+
 TOOLS = (record_effect, record_again, word_count, slow)
 solo = Agent("solo", instructions="Work alone.", model="scripted", tools=TOOLS)
 child = Agent("child", instructions="Do as you are told.", model="scripted", tools=TOOLS)
@@ -54,3 +64,4 @@ parent = Agent(
     tools=[*TOOLS, "spawn_agent"],
     may_spawn=["child", "parent"],
 )
+janitor = Agent("janitor", instructions="Tidy up.", model="scripted", tools=[let_go], queue="parent")

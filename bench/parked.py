@@ -1,8 +1,9 @@
 """What a parked run costs: ``python -m bench.parked``. 10,000 of them, and the memory of worker and listener.
 
 Each run really goes its way: sent, placed, published, claimed, spawning, parked. Its child is to come later, so that it
-stays parked. Memory is read at some counts, after a pause for what was on its way; the slope is the least squares' one
-over the second half: what a process takes once for its pools and caches is no cost of a run.
+stays parked. Memory is read at some counts, after a pause for what was on its way and after the worker has collected
+its garbage; the slope is the least squares' one over the second half: what a process takes once for its pools and
+caches is no cost of a run.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ PARENT = json.dumps(
         {"text": "done"},
     ]
 )
+TIDY = json.dumps([{"calls": [{"tool": "let_go", "arguments": {}}]}, {"text": "tidy"}])
 
 
 def resident(pid: int) -> int:
@@ -73,9 +75,8 @@ def measure(folder: Path, runs: int, points: int) -> dict[str, list[tuple[int, i
             "CHAZ_AGENTS": "bench.agents",
             "PYTHONPATH": str(ROOT),
             "PYTHONUNBUFFERED": "1",
-            # What threads have freed goes back at once: else the heaps of many threads swing by more than the limit.
+            # One heap, not one for each thread: what is let go of leaves gaps in all of them, more than the limit is.
             "MALLOC_ARENA_MAX": "1",
-            "MALLOC_TRIM_THRESHOLD_": "65536",
         }
         # The children's agent is registered by this worker, and served from a queue that none consumes.
         worker = ["celery", "-A", "chaz", "worker", "-l", "WARNING", "-n", "worker1@%h", "-Q", "chaz.parent", *QUICK]
@@ -92,6 +93,7 @@ def measure(folder: Path, runs: int, points: int) -> dict[str, list[tuple[int, i
                     for _ in range(count - runs * (number - 1) // points):
                         chaz.session().direct("parent", f"```script\n{PARENT}\n```", timeout=86_400)
                     _until_parked(services.database_url, count)
+                    chaz.session().direct("janitor", f"```script\n{TIDY}\n```").get(timeout=PARKED_WITHIN)
                     for station in stations:
                         if station.name in measured:
                             measured[station.name].append((count, resident(station.pid)))
