@@ -153,7 +153,7 @@ async def _end(tx: Transaction, cancellation: Row) -> tuple[bool, Cancelled | No
         states = ("superseded", *_OPEN_STATES)
     text = _text(cancellation)
     reason = "requested" if cancellation["parent_run_id"] is None else "parent"
-    outcome = RunOutcome(state="cancelled", reason=reason, text=text)
+    outcome = RunOutcome(state="cancelled", reason=reason, text=text, metadata=_who(cancellation))
     events = await close_run(tx, run_id, outcome, states=states)
     return events is not None, None if events is None else Cancelled(run_id, text, events)
 
@@ -193,6 +193,13 @@ async def _pass_on(tx: Transaction, cancellation: Row) -> bool:
         },
     )
     return cursor.rowcount > 0
+
+
+def _who(cancellation: Row) -> dict[str, str]:
+    """The text's facts, for code that reads the closing entry; ``reason`` is taken there by the run's own, a word."""
+    parent = cancellation["parent_run_id"]
+    who = {"cancelled_by": cancellation["cancelled_by"], "cancel_reason": cancellation["reason"]}
+    return who if parent is None else who | {"parent": str(parent)}
 
 
 def _text(cancellation: Row) -> str:

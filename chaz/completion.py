@@ -190,7 +190,7 @@ async def _append_closing_entry(tx: Transaction, run: Row, outcome: RunOutcome, 
         sender="chaz",
         author="system",
         content=text,
-        metadata={"state": outcome.state, "reason": outcome.reason, "agent": run["agent"]},
+        metadata=outcome.metadata | {"state": outcome.state, "reason": outcome.reason, "agent": run["agent"]},
         run_id=run["id"],
     )
 

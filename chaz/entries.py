@@ -56,6 +56,12 @@ class Entry(BaseModel):
     recipient: str | None
     content: str
     metadata: dict[str, Any]
+    """What its writer said besides.
+
+    The ``error`` that closes a run has its ``state``, ``reason`` (a word) and ``agent``; of a cancelled run also
+    ``cancelled_by``, ``cancel_reason`` (their words, or empty) and, where it was cancelled along with the run that had
+    spawned it, that ``parent``.
+    """
     run_id: UUID | None
     """The run that wrote it."""
     created_at: datetime

@@ -98,4 +98,4 @@ class RunOutcome(BaseModel):
     text: str = ""
     reason: str = ""
     metadata: dict[str, Any] = {}
-    """What the closing entry of an interrupted one says besides."""
+    """What the closing entry says besides, of one that was interrupted or cancelled."""

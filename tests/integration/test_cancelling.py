@@ -73,7 +73,8 @@ async def test_a_run_is_cancelled_wherever_it_is(stations: Stations, state: str)
     assert (row["state"], row["reason"], row["result"]) == ("cancelled", "requested", "cancelled by ada: enough")
     (error,) = [entry for entry in await stations.log("s") if entry.type == "error"]
     assert (error.content, error.run_id) == ("cancelled by ada: enough", run)
-    assert error.metadata == {"state": "cancelled", "reason": "requested", "agent": row["agent"]}
+    who = {"cancelled_by": "ada", "cancel_reason": "enough"}
+    assert error.metadata == {"state": "cancelled", "reason": "requested", "agent": row["agent"], **who}
     assert await stations.try_to_claim(run, row["agent"]) == Unclaimed("cancelled")
     assert not (await sweeps.due(stations.database)).cancel
 
