@@ -179,6 +179,17 @@ async def finish_call(
     return event
 
 
+async def refuse_call(
+    tx: Transaction, claim: Claim, *, step: int, ordinal: int, call: ToolCall, outcome: CallOutcome
+) -> list[AuditEvent]:
+    """Store a call that chaz refuses, with its result; the two events to tell.
+
+    In one transaction, so that no lost worker leaves in doubt whether anything ran.
+    """
+    place: dict[str, Any] = {"step": step, "ordinal": ordinal, "call": call}
+    return [await start_call(tx, claim, **place), await finish_call(tx, claim, **place, outcome=outcome)]
+
+
 async def told_call(tx: Transaction, claim: Claim, *, step: int, ordinal: int, call: ToolCall) -> AuditEvent | None:
     """The event of a call that this attempt has stored already, else None. Raises StaleAttempt."""
     await fence(tx, claim)
@@ -191,6 +202,15 @@ async def told_result(tx: Transaction, claim: Claim, *, step: int, ordinal: int,
     await fence(tx, claim)
     row = await call_row(tx, claim, step, ordinal)
     return None if row is None or row["result_seq"] is None else result_event(row)
+
+
+async def told_refusal(
+    tx: Transaction, claim: Claim, *, step: int, ordinal: int, call: ToolCall
+) -> list[AuditEvent] | None:
+    """The two events of a refusal that this attempt has stored already, else None. Raises StaleAttempt."""
+    await fence(tx, claim)
+    row = await call_row(tx, claim, step, ordinal)
+    return None if row is None or row["attempt"] != claim.attempt else [call_event(row), result_event(row)]
 
 
 CALL: LiteralString = "c.*, r.session_id, r.tenant, r.agent from chaz.calls c join chaz.runs r on r.id = c.run_id"

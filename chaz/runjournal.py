@@ -88,6 +88,13 @@ class RunJournal:
         )
         self._tell([event])
 
+    async def refuse_call(self, step: int, ordinal: int, call: ToolCall, outcome: CallOutcome) -> None:
+        place = {"claim": self._claim, "step": step, "ordinal": ordinal, "call": call}
+        events = await self._write(
+            partial(journal.refuse_call, **place, outcome=outcome), partial(journal.told_refusal, **place)
+        )
+        self._tell(events)
+
     async def start_spawn(self, step: int, ordinal: int, call: ToolCall, spawn: Spawn) -> CallOutcome | None:
         return await self._ask(step, ordinal, partial(children.start_spawn, call=call, spawn=spawn))
 

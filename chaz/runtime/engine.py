@@ -75,6 +75,10 @@ class Journal(Protocol):
         """Store what a call came to."""
         ...
 
+    async def refuse_call(self, step: int, ordinal: int, call: ToolCall, outcome: CallOutcome) -> None:
+        """Store a call that is refused before anything of it could run, with what it came to, all at once."""
+        ...
+
     async def start_spawn(self, step: int, ordinal: int, call: ToolCall, spawn: Spawn) -> CallOutcome | None:
         """Store the call, a child with its directive, and the wait for its answer, all at once.
 
@@ -284,9 +288,13 @@ async def _call(context: RunContext, step: int, ordinal: int, call: ToolCall) ->
         if isinstance(child, UUID):
             return await journal.ask_for(step, ordinal, call, child)
         outcome = child
+    elif outcome is None:
+        outcome = context.agent.tools[call.tool].refusal(call.arguments)
+    if outcome is not None:
+        await journal.refuse_call(step, ordinal, call, outcome)
+        return outcome
     await journal.start_call(step, ordinal, call)
-    if outcome is None:
-        outcome = await _execute(context, step, ordinal, call)
+    outcome = await _execute(context, step, ordinal, call)
     await journal.finish_call(step, ordinal, call, outcome)
     return outcome
 

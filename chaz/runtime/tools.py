@@ -124,6 +124,14 @@ class Tool:
             raise ValueError(f"bad arguments for {self.name}: {problems}") from None
         return {name.removeprefix("p_"): getattr(parsed, name) for name in self._arguments.model_fields}
 
+    def refusal(self, arguments: str) -> CallOutcome | None:
+        """What the model is told of arguments that the function cannot be called with; None if it can."""
+        try:
+            self.parse(arguments)
+        except ValueError as error:
+            return CallOutcome(kind="error", content=str(error))
+        return None
+
     async def call(self, arguments: str, context: CallContext, threads: ToolThreads) -> CallOutcome:
         """Call the function; every mistake becomes an error result for the model, and is never raised.
 

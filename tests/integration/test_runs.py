@@ -198,6 +198,7 @@ WRITES: dict[str, Write] = {
     "store_step": lambda s, claim: s.step(claim, step=1),
     "start_call": lambda s, claim: s.start_call(claim, ordinal=1),
     "finish_call": lambda s, claim: s.finish_call(claim),
+    "refuse_call": lambda s, claim: s.refuse_call(claim, ordinal=1),
     "start_spawn": lambda s, claim: s.spawn(claim, ordinal=1),
     "park": lambda s, claim: s.park(claim),
     "give_back": lambda s, claim: s.give_back(claim),
@@ -244,6 +245,25 @@ async def test_a_write_waits_for_the_claim_that_makes_it_stale(stations: Station
     with pytest.raises(StaleAttempt):
         await writing
     assert await stations.fetch("select 1 from chaz.steps") == []
+
+
+async def test_a_refusal_is_one_write_and_two_events(stations: Stations) -> None:
+    claim = await stations.claimed("s")
+    await stations.step(claim, a_call("halve"))
+    events = await stations.refuse_call(claim)
+    assert [(event.kind, event.seq, event.outcome) for event in events] == [
+        ("tool_call", 1, ""),
+        ("tool_result", 2, "error"),
+    ]
+    _, (call,) = await stations.transact(lambda tx: journal.load(tx, claim.run_id))
+    assert call.outcome is not None
+    assert (call.outcome.error, call.outcome.content) == ("unknown_tool", events[1].content)
+    # A commit in doubt is looked up, and tells the same again.
+    place: dict[str, Any] = {"step": 0, "ordinal": 0, "call": a_call("halve")}
+    assert await stations.transact(lambda tx: journal.told_refusal(tx, claim, **place)) == events
+    await stations.give_back(claim)
+    again = await stations.claim(claim.run_id)
+    assert await stations.transact(lambda tx: journal.told_refusal(tx, again, **place)) is None
 
 
 # Parking

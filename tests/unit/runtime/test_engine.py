@@ -45,7 +45,7 @@ MAX_RESULT = 200_000
 class Written:
     """One write of the journal."""
 
-    kind: Literal["step", "started", "finished", "spawned", "answered"]
+    kind: Literal["step", "started", "finished", "refused", "spawned", "answered"]
     step: int
     ordinal: int = -1
     turn: Turn | None = None
@@ -92,6 +92,9 @@ class Recorder:
     async def finish_call(self, step: int, ordinal: int, call: ToolCall, outcome: CallOutcome) -> None:
         self._write(Written("finished", step, ordinal, call=call, outcome=outcome))
 
+    async def refuse_call(self, step: int, ordinal: int, call: ToolCall, outcome: CallOutcome) -> None:
+        self._write(Written("refused", step, ordinal, call=call, outcome=outcome))
+
     async def start_spawn(self, step: int, ordinal: int, call: ToolCall, spawn: Spawn) -> CallOutcome | None:
         return self._asked(Written("spawned", step, ordinal, call=call, spawn=spawn))
 
@@ -131,14 +134,15 @@ class Recorder:
                     records[place] = Record(waiting=True)
                 case "answered":
                     records[place] = Record(answer=written.outcome)
-                case "finished":
+                case "finished" | "refused":
                     records[place] = Record(outcome=written.outcome)
                 case "step":
                     pass
         return records
 
     def outcome(self, step: int, ordinal: int) -> CallOutcome:
-        (found,) = (w.outcome for w in self.writes if (w.kind, w.step, w.ordinal) == ("finished", step, ordinal))
+        kinds = {"finished", "refused"}
+        (found,) = (w.outcome for w in self.writes if w.kind in kinds and (w.step, w.ordinal) == (step, ordinal))
         assert found is not None
         return found
 
@@ -429,7 +433,7 @@ def test_a_run_goes_on_from_wherever_it_was_cut_off(make: Make) -> None:
     came_to, journal = whole(make)
     assert isinstance(came_to, Answered)
     assert came_to.text.startswith("counted a counted b I have read it counted c, bad arguments for count: ")
-    assert len(journal.writes) == 15
+    assert len(journal.writes) == 14
     for cut in range(len(journal.writes) + 1):
         counting, again = Counting(idempotent=True), Recorder(journal.writes[:cut])
         found, model = to_the_end(make, counting, again)
@@ -529,9 +533,35 @@ def test_mistakes_become_error_results_and_the_run_goes_on(make: Make) -> None:
     assert [error for _, error in results] == [True] * 6 + [False]
     for (content, _), start in zip(results, expected, strict=True):
         assert content.startswith(start)
-    # Each has exactly one start and one result.
+    # Each has exactly one start and one result: what could not run at all, both in one write.
     kinds = Counter((written.kind, written.ordinal) for written in journal.writes if written.ordinal >= 0)
-    assert kinds == {(kind, ordinal): 1 for kind in ("started", "finished") for ordinal in range(7)}
+    ran = {(kind, ordinal): 1 for kind in ("started", "finished") for ordinal in range(3, 7)}
+    assert kinds == ran | {("refused", ordinal): 1 for ordinal in range(3)}
+
+
+REFUSED: list[tuple[tuple[str, object], dict[str, Any]]] = [
+    (("halve", {}), {}),
+    (("double", "{"), {}),
+    (("double", {"n": "x"}), {}),
+    (("double", {"n": 1}), {"scope": [[]]}),
+    (("spawn_agent", {}), {}),
+    (("spawn_agent", {"agent": "writer", "instruction": "Write."}), {}),
+    (("spawn_agent", {"agent": "reader", "instruction": "Read."}), {"depth_left": 0}),
+    (("agent_result", {"id": "child 1"}), {}),
+]
+
+
+@pytest.mark.parametrize(("wanted", "changes"), REFUSED)
+def test_what_is_refused_is_never_in_doubt(make: Make, wanted: tuple[str, object], changes: dict[str, Any]) -> None:
+    lead = agent(double, "spawn_agent", may_spawn=["reader"])
+    journal = Recorder()
+    assert run(make(lead, Playing(asks(wanted), DONE), journal, **changes)) == Answered("done")
+    assert journal.events == ["step 0", "refused 0.0", "step 1"]
+    # Wherever its worker was lost, the model is told the same.
+    for cut in range(1, len(journal.writes)):
+        model = Playing(DONE)
+        run(make(lead, model, Recorder(journal.writes[:cut]), **changes))
+        assert told(model.asked[0]) == [(journal.outcome(0, 0).content, True)], cut
 
 
 def test_an_agent_without_tools_is_told_so(make: Make) -> None:
@@ -788,7 +818,7 @@ def test_the_other_calls_of_the_turn_run_before_it_parks(make: Make) -> None:
 def test_a_spawn_that_is_not_allowed_is_an_error_result(make: Make, arguments: object, told_of: str) -> None:
     journal, model = Recorder(), Playing(asks(("spawn_agent", arguments)), DONE)
     assert run(make(LEAD, model, journal)) == Answered("done")
-    assert journal.events == ["step 0", "started 0.0", "finished 0.0", "step 1"]
+    assert journal.events == ["step 0", "refused 0.0", "step 1"]
     ((content, error),) = told(model.asked[1])
     assert error
     assert content.startswith(told_of)
