@@ -122,10 +122,10 @@ async def claim(tx: Transaction, run_id: UUID, *, agent: str, worker_id: UUID, c
     """Make the run this worker's, under its session's head, with an ``ack`` entry.
 
     The first claim freezes what the run sees (``read_to``) and supersedes the pending message runs of the same agent
-    up to there: coalescing is decided here and nowhere else. A worker whose lease has run out claims nothing, and a
-    suspect run is the isolation worker's only: brokers redeliver to anybody what a dead worker had not acknowledged.
-    What is paused or beyond its agent's cap stays queued, and is due to be published as soon as it may start.
-    What is to be cancelled is not claimed any more.
+    up to there, which one ``note`` names: coalescing is decided here and nowhere else. A worker whose lease has run
+    out claims nothing, and a suspect run is the isolation worker's only: brokers redeliver to anybody what a dead
+    worker had not acknowledged. What is paused or beyond its agent's cap stays queued, and is due to be published as
+    soon as it may start. What is to be cancelled is not claimed any more.
     With the ``claim_id`` of a claim whose commit was in doubt, that claim, if it came through.
     """
     async with tx.pipeline():
@@ -171,13 +171,29 @@ async def claim(tx: Transaction, run_id: UUID, *, agent: str, worker_id: UUID, c
         # A statement of its own: its snapshot must not be older than the head's lock.
         await tx.execute(
             f"""
-            update chaz.runs p set state = 'superseded', superseded_by = r.id
-            from chaz.runs r join chaz.sessions s on s.id = r.session_id
-            where r.id = %(run)s and r.claim = %(claim)s and r.attempt = 1 and r.cause = 'message'
-                and s.on_message <> 'each'
-                and p.session_id = r.session_id and p.state = 'pending' and p.cause = 'message' and p.agent = r.agent
-                and p.trigger_position <= r.read_to and (p.not_before is null or p.not_before <= clock_timestamp())
-                and not {TAKEN_BACK}
+            with taken as (
+                update chaz.runs p set state = 'superseded', superseded_by = r.id
+                from chaz.runs r join chaz.sessions s on s.id = r.session_id
+                where r.id = %(run)s and r.claim = %(claim)s and r.attempt = 1 and r.cause = 'message'
+                    and s.on_message <> 'each'
+                    and p.session_id = r.session_id and p.state = 'pending' and p.cause = 'message'
+                    and p.agent = r.agent and p.trigger_position <= r.read_to
+                    and (p.not_before is null or p.not_before <= clock_timestamp())
+                    and not {TAKEN_BACK}
+                returning p.id, p.trigger_position, r.session_id, r.tenant, r.agent),
+            told as (
+                select session_id, tenant, agent, count(*) as messages,
+                    jsonb_agg(id order by trigger_position) as entries
+                from taken group by session_id, tenant, agent),
+            moved as (
+                update chaz.heads h set next_position = h.next_position + 1
+                from told where h.session_id = told.session_id returning h.next_position - 1 as position)
+            insert into chaz.entries (tenant, session_id, position, type, sender, author, content, metadata)
+            select tenant, session_id, position, 'note', 'chaz', 'system',
+                format('%%L answers %%s besides its own', agent,
+                    case messages when 1 then 'a message' else messages || ' messages' end),
+                jsonb_build_object('entries', entries, 'reason', 'coalesced', 'run', %(run)s::uuid)
+            from told cross join moved
             """,
             {"run": run_id, "claim": claim_id},
         )

@@ -71,7 +71,7 @@ def test_what_each_policy_does(workers: list[Process], database: ScratchDatabase
     assert answers["reject"][0] == "reject: done"
     assert answers["steer"] == ["steer: two"] * 3
     noted = database.query("select metadata->>'reason' as reason from chaz.entries where type = 'note'")
-    assert {row["reason"] for row in noted} == {"interrupted", "steered"}
+    assert {row["reason"] for row in noted} == {"coalesced", "interrupted", "steered"}
 
 
 def test_a_replay_on_another_host_hears_a_message_where_the_first_did(

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
+from functools import partial
 from typing import Any
 from uuid import UUID, uuid4
 
@@ -108,7 +109,8 @@ async def test_a_claim_that_waited_for_its_session_sees_what_came_meanwhile(
     assert (claim.ack_position, claim.read_to) == (3, 2)
     assert await stations.state(second) == "superseded"
     (head,) = await stations.fetch("select next_position from chaz.heads")
-    assert head["next_position"] == 4
+    # After the ack, the note of what it took.
+    assert head["next_position"] == 5
 
 
 # Coalescing
@@ -138,6 +140,30 @@ async def test_the_first_claim_takes_the_messages_that_wait_for_the_same_agent(s
     for run in (first, *same):
         assert chaz.result(run).get(timeout=5) == "to all three"
     assert await stations.state(directive) == "queued"
+
+
+async def test_a_claim_notes_once_what_it_takes_over(stations: Stations) -> None:
+    first, *taken = [await stations.say("s", text, recipient="solo") for text in ("one", "two", "three")]
+    await stations.place()
+    worker, claim_id = stations.worker, uuid4()
+    stations.beat(timedelta(hours=1))
+    # The second time as after a commit in doubt.
+    for _ in range(2):
+        await stations.transact(partial(runs.claim, run_id=first, agent="solo", worker_id=worker, claim_id=claim_id))
+
+    *_, ack, note = log = await stations.log("s")
+    assert [entry.position for entry in log] == [1, 2, 3, 4, 5]
+    assert (ack.type, note.type, note.sender, note.author) == ("ack", "note", "chaz", "system")
+    assert note.content == "'solo' answers 2 messages besides its own"
+    assert note.metadata == {"entries": [str(run) for run in taken], "reason": "coalesced", "run": str(first)}
+    late = await stations.say("s", "four", recipient="solo")
+    await stations.place()
+    assert [entry.position for entry in await stations.log("s") if entry.id == late] == [6]
+
+
+async def test_a_claim_that_takes_nothing_over_notes_nothing(stations: Stations) -> None:
+    await stations.claimed("s")
+    assert [entry.type for entry in await stations.log("s")] == ["directive", "ack"]
 
 
 async def test_a_message_whose_time_has_not_come_is_not_taken_over(stations: Stations) -> None:
