@@ -7,7 +7,8 @@ from datetime import datetime
 from typing import Any, LiteralString, cast
 from uuid import UUID
 
-from sqlalchemy import ColumnElement, Select, exists, select
+from sqlalchemy import ColumnElement, Double, Select, exists, select
+from sqlalchemy import cast as cast_to
 from sqlalchemy.dialects.postgresql.psycopg import PGDialect_psycopg
 
 from chaz.database import Database
@@ -36,7 +37,9 @@ class RunFilter:
 
 async def list_runs(database: Database, wanted: RunFilter) -> list[dict[str, Any]]:
     """Runs as a person wants to see them: the columns of ``chaz.runs``, and ``session``, the session's name."""
-    shown = [column for column in runs.c if column.name not in {"claim", "worker_id", "digest"}]
+    hidden = {"claim", "worker_id", "digest", "cost"}
+    # Of a cost, a number that JSON has.
+    shown = [*(column for column in runs.c if column.name not in hidden), cast_to(runs.c.cost, Double).label("cost")]
     return await _fetch(
         database,
         select(*shown, sessions.c.name.label("session"))

@@ -6,7 +6,7 @@ import argparse
 from typing import TYPE_CHECKING, get_args
 
 from chaz.cli.options import add_command, on_terminal, positive, print_json, producer_of, session_target
-from chaz.cli.render import STATE_COLOURS, clipped, coloured, entry_line, terminal_width
+from chaz.cli.render import STATE_COLOURS, clipped, coloured, cost_text, entry_line, terminal_width, tokens_text
 from chaz.listings import RunFilter, list_failed
 from chaz.outcomes import RunState
 from chaz.producer import Chaz
@@ -79,7 +79,10 @@ def run_runs(options: argparse.Namespace) -> int:
         for run in found:
             print_json(run)
         return 0
-    print(f"{'id':36}  {'agent':16}  {'state':10}  {'try':>3}  {'steps':>5}  {'created':19}  what")
+    print(
+        f"{'id':36}  {'agent':16}  {'state':10}  {'try':>3}  {'steps':>5}  {'tokens':>8}  {'cost':>8}  "
+        f"{'created':19}  what"
+    )
     for run in found:
         state = coloured(f"{run['state']:10}", STATE_COLOURS.get(run["state"], ""), on=on_terminal())
         note = run["waits_for"] or run["result"] or ""
@@ -87,6 +90,7 @@ def run_runs(options: argparse.Namespace) -> int:
         what = clipped(" ".join(f"[{session}] {note}".split()), 80)
         print(
             f"{run['id']}  {run['agent']:16}  {state}  {run['attempt']:>3}  {run['steps']:>5}  "
+            f"{tokens_text(run['usage']):>8}  {cost_text(run['cost']):>8}  "
             f"{run['created_at'].astimezone():%Y-%m-%d %H:%M:%S}  {what}"
         )
     return 0

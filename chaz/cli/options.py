@@ -10,6 +10,9 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
+from pydantic import ValidationError
+
+from chaz.entries import Budget
 from chaz.producer import Chaz
 from chaz.settings import Settings
 
@@ -48,6 +51,21 @@ def positive(text: str) -> int:
     if number < 1:
         raise ValueError(text)
     return number
+
+
+def budget(text: str) -> Budget:
+    """What a tree of runs may use, as ``steps=5,tokens=50000,cost=0.5`` or some of it, for argparse."""
+    pairs = [(kind, number) for kind, _, number in (part.strip().partition("=") for part in text.split(","))]
+    try:
+        if len(dict(pairs)) < len(pairs):
+            raise argparse.ArgumentTypeError(f"{text!r} names a kind twice")
+        return Budget.model_validate(dict(pairs))
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        where = ".".join(map(str, first["loc"]))
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is no budget ({where}: {first['msg']}); write it as steps=5,tokens=50000,cost=0.5, or some of it"
+        ) from None
 
 
 def print_json(value: Any) -> None:

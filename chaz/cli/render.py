@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import shutil
-from typing import cast
+from collections.abc import Mapping
+from typing import Any, cast
 
 from chaz.entries import Entry
+from chaz.outcomes import Usage
 
 _COLOURS = {
     "directive": "1;36",
@@ -67,6 +69,17 @@ def _arguments(text: str) -> str:
         return text
     named = cast("dict[str, object]", arguments)
     return ", ".join(f"{name}={json.dumps(value, ensure_ascii=False)}" for name, value in named.items())
+
+
+def tokens_text(usage: Mapping[str, Any]) -> str:
+    """The tokens of a run's ``usage``, prompts and completions; empty where there are none."""
+    spent = Usage.model_validate(usage)
+    return str(spent.prompt + spent.completion or "")
+
+
+def cost_text(cost: float) -> str:
+    """A cost by the agents' prices, to four figures; empty where there is none."""
+    return f"{cost:.4g}" if cost else ""
 
 
 def clipped(line: str, width: int) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from chaz.cli.options import add_command, print_json, producer_of, session_target
+from chaz.cli.options import add_command, budget, print_json, producer_of, session_target
 from chaz.result import AgentResult
 from chaz.submitting import SendOptions
 
@@ -21,6 +21,12 @@ def add_commands(commands: Commands, common: argparse.ArgumentParser) -> None:
     send.add_argument("--to", metavar="AGENT", help="instruct this agent")
     send.add_argument("--sender", help="who speaks (default: the user's name)")
     send.add_argument("--key", metavar="KEY", help="idempotency key: the same again is the same entry")
+    send.add_argument(
+        "--budget",
+        type=budget,
+        metavar="KIND=N,…",
+        help="what the run and all that it spawns may use: steps=5,tokens=50000,cost=0.5, or some of it",
+    )
     send.add_argument("--wait", action="store_true", help="wait for the answer and print it")
     _add_wait_options(send)
 
@@ -50,6 +56,8 @@ def run_send(options: argparse.Namespace) -> int:
             besides["sender"] = options.sender
         if options.key:
             besides["idempotency_key"] = options.key
+        if options.budget:
+            besides["budget"] = options.budget
         if options.to is not None:
             handle = session.direct(options.to, options.text, **besides)
         else:

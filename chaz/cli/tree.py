@@ -7,13 +7,13 @@ import shutil
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 from chaz.cli.options import add_command, on_terminal, print_json, producer_of
-from chaz.cli.render import STATE_COLOURS, clipped, coloured, terminal_width
+from chaz.cli.render import STATE_COLOURS, clipped, coloured, cost_text, terminal_width, tokens_text
 from chaz.errors import UnknownRun
 from chaz.listings import tree_of
 from chaz.outcomes import ACTIVE_STATES, Usage
@@ -130,7 +130,7 @@ def drawing(runs: Sequence[Run], asked: UUID, now: datetime, *, colour: bool) ->
         cost = sum(run["cost"] for run in runs)
         states = ", ".join(f"{count} {state}" for state, count in counts.items())
         steps = sum(run["steps"] for run in runs)
-        yield f"{len(runs)} runs: {states}; {_steps(steps)}{_spent(usage, cost)}"
+        yield f"{len(runs)} runs: {states}; {_steps(steps)}{_spent(usage.model_dump(), cost)}"
 
 
 def line_of(run: Run, now: datetime) -> str:
@@ -139,7 +139,7 @@ def line_of(run: Run, now: datetime) -> str:
     if run["started_at"] is not None:
         parts.append(_seconds(((run["ended_at"] or now) - run["started_at"]).total_seconds()))
     if run["steps"]:
-        parts.append(_steps(run["steps"]) + _spent(Usage.model_validate(run["usage"]), run["cost"]))
+        parts.append(_steps(run["steps"]) + _spent(run["usage"], run["cost"]))
     if run["state"] in {"queued", "parked", "running"} and (run["waits_for"] or run["calls"]):
         parts.append(("waits for " if run["state"] == "parked" else "") + _what(run))
     elif run["state"] == "pending":
@@ -162,9 +162,9 @@ def _steps(number: int) -> str:
     return f"{number} step{'' if number == 1 else 's'}"
 
 
-def _spent(usage: Usage, cost: float) -> str:
-    tokens = usage.prompt + usage.completion
-    return (f", {tokens} tokens" if tokens else "") + (f", cost {cost:.4g}" if cost else "")
+def _spent(usage: Mapping[str, Any], cost: float) -> str:
+    tokens, price = tokens_text(usage), cost_text(cost)
+    return (f", {tokens} tokens" if tokens else "") + (f", cost {price}" if price else "")
 
 
 def _seconds(seconds: float) -> str:
