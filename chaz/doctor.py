@@ -285,6 +285,40 @@ async def parked(database: Database, _: Settings) -> Finding:
     return Finding("parked", "ok", _count(row["runs"], "run") if row["runs"] else "no run")
 
 
+async def cancellations(database: Database, settings: Settings) -> Finding:
+    """Cancels that were asked for several sweeps ago and are not done, and the runs below them that still go on."""
+    (row,) = await database.fetch(
+        """
+        with recursive old as (
+            select run_id, requested_at from chaz.cancellations
+            where done_at is null and requested_at < now() - %(within)s * interval '1 second'),
+        below as (
+            select run_id as id from old
+            union
+            select r.id from below join chaz.runs r on r.parent_run_id = below.id
+                join chaz.sessions s on s.id = r.session_id and not s.detached)
+        select (select count(*) from old) as cancels,
+            (select coalesce(extract(epoch from now() - min(requested_at)), 0)::float8 from old) as age,
+            (select count(*) from below join chaz.runs r using (id)
+                where r.state in ('pending', 'queued', 'running', 'parked')) as runs,
+            (select count(*) from old join chaz.entries e on e.id = old.run_id where e.position is null) as unplaced,
+            exists (select from chaz.listeners
+                where mode <> 'stopped' and seen_at > now() - %(within)s * interval '1 second') as heard
+        """,
+        {"within": 3 * settings.sweep},
+    )
+    if not row["cancels"]:
+        return Finding("cancels", "ok", "none is open for long")
+    cancels = f"{_count(row['cancels'], 'cancel')} open, the oldest for {_age(row['age'])}"
+    text = f"{cancels}; {_count(row['runs'], 'run')} of theirs still to be ended"
+    if row["unplaced"]:
+        text += f", and {_count(row['unplaced'], 'entry', 'entries')} not placed"
+    if not row["heard"]:
+        return Finding("cancels", "bad", f"{text}; no listener is alive to end them: start `chaz listener`")
+    todo = "the listeners' logs say why: look there for `cannot be cancelled`, and for who holds the sessions' heads"
+    return Finding("cancels", _by_age(row["age"], 0, A_WHILE + 3 * settings.sweep), f"{text}; {todo}")
+
+
 async def audit(database: Database, _: Settings) -> Finding:
     """Runs that ended a minute ago and more, and whose audit events are not known to be recorded."""
     (row,) = await database.fetch(
@@ -331,6 +365,7 @@ LOOKS: tuple[Look, ...] = (
     queued,
     leases,
     parked,
+    cancellations,
     audit,
     callbacks,
 )

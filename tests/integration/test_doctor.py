@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from datetime import timedelta
+from functools import partial
 from typing import Any, LiteralString
 from uuid import uuid4
 
 import pytest
 
-from chaz import Chaz, pauses
+from chaz import Chaz, cancelling, pauses
+from chaz.aside import Aside
 from chaz.broker import dead_letter_queue
 from chaz.doctor import Finding, examine
 from chaz.doctor import broker as doctors_broker
 from tests.fixtures.broker import Broker, both_brokers
 from tests.fixtures.postgres import ScratchDatabase, Server, both_servers
 from tests.fixtures.processes import Processes
-from tests.fixtures.stations import Stations
+from tests.fixtures.stations import Stations, a_call
 
 pytestmark = pytest.mark.anyio
 
@@ -26,7 +29,7 @@ A_MOMENT = timedelta(seconds=0)
 LONG_AGO = timedelta(hours=1)
 EVERYTHING = {
     *("postgresql", "schema", "doorbell", "listeners", "workers", "agents", "isolation", "paused"),
-    *("inbox", "queued", "leases", "parked", "audit", "callbacks", "broker", "audit queue", "dead letters"),
+    *("inbox", "queued", "leases", "parked", "cancels", "audit", "callbacks", "broker", "audit queue", "dead letters"),
 }
 NOBODY_LISTENS = "redis://127.0.0.1:1/0"
 
@@ -192,6 +195,38 @@ async def test_parked_runs(doctor: Doctor, stations: Stations) -> None:
     assert await doctor.says("parked") == ("ok", "1 run")
     await doctor.change("update chaz.waits set answer = '{}', answered_at = now()")
     assert await doctor.says("parked") == ("bad", "1 run, 1 of them waiting for nothing")
+
+
+async def test_cancels_that_nobody_acts_on(doctor: Doctor, stations: Stations) -> None:
+    root = await stations.claimed("s", recipient="parent")
+    await stations.step(root, *[a_call("spawn_agent")] * 2)
+    await stations.spawn(root)
+    survivor = await stations.spawn(root, ordinal=1, wait=False, detached=True)
+    await stations.place()
+    unplaced = await stations.send("t")
+    for run in (root.run_id, unplaced):
+        await stations.transact(partial(cancelling.request, run_id=run, by="ada"))
+    assert await doctor.says("cancels") == ("ok", "none is open for long")
+
+    await doctor.change("update chaz.cancellations set requested_at = now() - interval '20 s'")
+    verdict, text = await doctor.says("cancels")
+    assert verdict == "bad"
+    assert re.fullmatch(
+        r"2 cancels open, the oldest for 2\d s; 2 runs of theirs still to be ended, and 1 entry not placed; "
+        r"no listener is alive to end them: start `chaz listener`",
+        text,
+    )
+    await doctor.listener()
+    verdict, text = await doctor.says("cancels")
+    assert (verdict, "the listeners' logs say why" in text) == ("warn", True)
+    await doctor.change("update chaz.cancellations set requested_at = now() - %(ago)s", ago=LONG_AGO)
+    assert (await doctor.says("cancels"))[0] == "bad"
+
+    await stations.place()
+    while (await cancelling.walk(stations.database, aside=Aside())).settled:
+        pass
+    assert await doctor.says("cancels") == ("ok", "none is open for long")
+    assert await stations.state(survivor) == "queued"
 
 
 async def test_the_audit_backlog(doctor: Doctor, stations: Stations) -> None:
