@@ -10,6 +10,7 @@ from uuid import UUID
 
 from chaz import budgets
 from chaz.budgets import LIMITED
+from chaz.channels import BELL
 from chaz.database import Database, Row, Transaction
 from chaz.deliveries import RunDelivery
 from chaz.errors import AlreadyRequeued, NotRequeueable, StaleAttempt, UnknownRun
@@ -199,7 +200,7 @@ async def claim(tx: Transaction, run_id: UUID, *, agent: str, worker_id: UUID, c
         )
     row = await claimed.fetchone() or await _claimed_before(tx, run_id, claim_id)
     if row is None:
-        return await _why_unclaimed(tx, run_id, agent)
+        return await _why_unclaimed(tx, run_id, agent, worker_id)
     names = Claim.__dataclass_fields__.keys() - {"run_id"}
     return Claim(run_id=row["id"], **{name: row[name] for name in names})
 
@@ -215,16 +216,20 @@ async def _claimed_before(tx: Transaction, run_id: UUID, claim_id: UUID) -> Row 
     return await cursor.fetchone()
 
 
-async def _why_unclaimed(tx: Transaction, run_id: UUID, agent: str) -> Unclaimed:
+async def _why_unclaimed(tx: Transaction, run_id: UUID, agent: str, worker_id: UUID) -> Unclaimed:
     cursor = await tx.execute(
         f"""
         select r.state, r.agent, c.run_id is not null as to_be_cancelled,
+            case when r.not_before > clock_timestamp() then 'its time has not come'
+                when w.id is null then 'the lease of this worker has run out'
+                when r.suspect and not w.isolation and {ISOLATED} then 'it is to run alone' end as not_yet,
             case when {PAUSED} then 'paused'
                 when a.max_concurrent is not null then 'its agent is at its cap' end as held
         from chaz.runs r left join chaz.agents a on a.name = r.agent left join chaz.cancellations c on c.run_id = r.id
+            left join chaz.workers w on w.id = %(worker)s and w.expires_at > clock_timestamp()
         where r.id = %(run)s
         """,
-        {"run": run_id},
+        {"run": run_id, "worker": worker_id},
     )
     row = await cursor.fetchone()
     if row is None:
@@ -233,19 +238,13 @@ async def _why_unclaimed(tx: Transaction, run_id: UUID, agent: str) -> Unclaimed
         return Unclaimed("other agent", row["agent"])
     if row["state"] == "cancelled" or (row["state"] == "queued" and row["to_be_cancelled"]):
         return Unclaimed("cancelled")
-    if row["state"] == "queued" and row["held"]:
+    if row["state"] != "queued":
+        return Unclaimed("not queued", row["state"])
+    if row["not_yet"] is None and row["held"]:
         # This delivery is spent. Nothing is published while it is held, and then this at once.
-        await tx.execute(
-            """
-            update chaz.runs set publishes = 0, publish_after = greatest(clock_timestamp(), not_before)
-            where id = %(run)s and state = 'queued'
-            """,
-            {"run": run_id},
-        )
+        await ring_again(tx, run_id)
         return Unclaimed("held", row["held"])
-    if row["state"] == "queued":
-        return Unclaimed("not yet", "its time has not come, it is to run alone, or this worker's lease has run out")
-    return Unclaimed("not queued", row["state"])
+    return Unclaimed("not yet", row["not_yet"] or "what stood in its way has just gone")
 
 
 @dataclass(frozen=True)
@@ -389,13 +388,20 @@ async def requeue(tx: Transaction, run_id: UUID) -> UUID:
 
 
 async def ring_again(tx: Transaction, run_id: UUID, *, wait: float = 0) -> None:
-    """Have a queued run published again in ``wait`` seconds: its delivery came to a worker that cannot take it."""
+    """Have a queued run published again in ``wait`` seconds: its delivery came, and could not be taken.
+
+    It was not lost, so it is no reason to wait longer with the next.
+    """
     await tx.execute(
         """
-        update chaz.runs set publish_after = clock_timestamp() + %(wait)s where id = %(run)s and state = 'queued'
+        update chaz.runs set publishes = 0, publish_after = greatest(clock_timestamp() + %(wait)s, not_before)
+        where id = %(run)s and state = 'queued'
         """,
         {"run": run_id, "wait": timedelta(seconds=wait)},
     )
+    if not wait:
+        # Who made room for it may have rung while it still counted as announced.
+        await tx.execute("select pg_notify(%(bell)s, '')", {"bell": BELL})
 
 
 @dataclass(frozen=True)

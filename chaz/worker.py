@@ -232,6 +232,9 @@ class WorkerProcess:
                 return await self._cancelled(run_id) or Cancelled("it is to be cancelled")
             if claim.why == "held":
                 return LetGo(f"held: {claim.state}")
+            if claim.why == "not yet":
+                await self._database.transact(partial(runs.ring_again, run_id=run_id, wait=self._settings.beat))
+                return LetGo(f"not yet: {claim.state}")
             # To return would tell Celery that a run which goes on elsewhere has succeeded.
             return LetGo(f"a second delivery: it is {claim.state}") if claim.goes_on else None
         logger.info(

@@ -119,5 +119,9 @@ parent = Agent(
     may_spawn=["child", "parent", "solo", "nobody"],
 )
 capped = Agent(
-    "capped", instructions="Two of us at a time.", model="scripted", tools=[slow, record_effect], max_concurrent=2
+    "capped",
+    instructions="Two of us at a time.",
+    model="scripted",
+    tools=[slow, record_effect, until_effect],
+    max_concurrent=2,
 )

@@ -71,6 +71,57 @@ def test_a_cap_holds_over_all_workers(processes: Processes, database: ScratchDat
     assert at_once == 2
 
 
+def registered(database: ScratchDatabase, agent: str) -> None:
+    """As by a version of the agent without a cap, whose workers are gone."""
+    database.query(
+        """
+        insert into chaz.agents (name, queue, version, max_steps, timeout)
+        values (%(name)s, %(name)s, 'v1', 30, '1 hour')
+        """,
+        name=agent,
+    )
+
+
+def test_what_comes_beyond_the_cap_starts_as_soon_as_there_is_room(
+    processes: Processes, database: ScratchDatabase
+) -> None:
+    registered(database, "capped")
+    # No look at the clock finds anything while this test lasts: what starts was rung for.
+    processes.listener(sweep="600", long_poll="600")
+    with Chaz(database.url) as chaz:
+        wanted = script(calls(call("until_effect", name="go")), answer("done"))
+        handles = [chaz.session(f"s{n}").direct("capped", wanted) for n in range(5)]
+        announced = "select count(*) from chaz.runs where state = 'queued' and publishes = 1"
+        eventually(lambda: database.value(announced) == 5, within=BOUND)
+        worker = processes.worker("-c", "8", long_poll="600", sweep="600")
+        worker.until_says("held its agent is at its cap", times=3)
+        assert sorted(handle.state for handle in handles) == ["queued"] * 3 + ["running"] * 2
+        database.query("insert into effects (name) values ('go')")
+        assert [handle.get(timeout=BOUND) for handle in handles] == ["done"] * 5
+
+
+def test_a_delivery_that_comes_too_soon_is_not_taken_for_a_lost_one(
+    processes: Processes, database: ScratchDatabase
+) -> None:
+    registered(database, "solo")
+    # A delivery that is taken for lost comes again after a sweep.
+    processes.listener(sweep="600")
+    with Chaz(database.url) as chaz:
+        run = chaz.session("s").direct("solo", script(answer("alone")))
+        eventually(lambda: database.value("select count(*) from chaz.runs where publishes = 1") == 1, within=BOUND)
+        # It stands in its agent's queue, and is then to run where there is an isolation worker.
+        database.query("update chaz.runs set suspect = true")
+        isolation = processes.start("isolation", [sys.executable, "-m", "chaz", "worker", "--isolation"])
+        isolation.until_says("chaz worker ready")
+        eventually(
+            lambda: database.value("select count(*) from chaz.workers where isolation and expires_at > now()") == 1,
+            within=BOUND,
+        )
+        worker = processes.worker(beat="1")
+        worker.until_says("not yet it is to run alone")
+        assert run.get(timeout=BOUND) == "alone"
+
+
 def test_a_tenant_with_little_does_not_wait_for_one_with_much(processes: Processes, database: ScratchDatabase) -> None:
     processes.listener()
     processes.worker("-c", "4")

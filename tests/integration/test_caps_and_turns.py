@@ -9,7 +9,7 @@ from uuid import UUID, uuid4
 
 import pytest
 
-from chaz import publishing
+from chaz import publishing, runs
 from chaz.runs import Claim, Unclaimed
 from tests.fixtures.listeners import A_MINUTE, Listeners
 from tests.fixtures.postgres import ScratchDatabase, both_servers
@@ -59,6 +59,39 @@ async def test_a_claim_beyond_the_cap_is_refused_and_comes_again(stations: Stati
     await stations.end(claim)
     assert await published(stations) == [two]
     assert isinstance(await stations.try_to_claim(two), Claim)
+
+
+async def test_a_claim_beyond_the_cap_rings(stations: Stations, database: ScratchDatabase) -> None:
+    one, two = await send_many(stations, 2)
+    assert {*await published(stations)} == {one, two}
+    await stations.register("solo", max_concurrent=1)
+    claim = await stations.claim(one)
+    with database.connect(autocommit=True) as connection:
+        connection.execute("listen chaz")
+        # It counts as announced, so that a listener which heard of an end meanwhile has found no room.
+        assert await stations.try_to_claim(two) == AT_CAP
+        heard = await asyncio.to_thread(lambda: list(connection.notifies(timeout=10, stop_after=1)))
+    assert len(heard) == 1
+    await stations.end(claim)
+    assert await published(stations) == [two]
+
+
+async def test_what_is_no_matter_of_the_cap_is_not_held_by_it(stations: Stations) -> None:
+    await stations.register("solo", max_concurrent=1)
+    (run,) = await send_many(stations, 1)
+    assert await published(stations) == [run]
+    lapsed = uuid4()
+    stations.beat(timedelta(seconds=-1), lapsed)
+    # Held, it would be published at once, and come to the same worker again and again.
+    assert await stations.try_to_claim(run, worker=lapsed) == Unclaimed(
+        "not yet", "the lease of this worker has run out"
+    )
+    assert await published(stations) == []
+    await stations.transact(partial(runs.ring_again, run_id=run, wait=0.001))
+    assert await published(stations) == [run]
+    # The next one is due as after a first, not a second one that was lost.
+    row = await stations.run(run)
+    assert row["publishes"] == 1
 
 
 async def test_a_parked_run_leaves_its_place_to_others(stations: Stations) -> None:
