@@ -15,7 +15,8 @@
     ├── UnknownSession, UnknownAgent, UnknownRun
     ├── InvalidPause                what is to be paused or resumed is named wrongly
     ├── NotRequeueable              a run that is to be run anew has neither failed nor been cancelled
-    │   └── AlreadyRequeued         ... or has been, and goes on as another
+    │   ├── AlreadyRequeued         ... or has been, and goes on as another
+    │   └── RequeueRefused          ... or could only fail again
     ├── RunError                    how a run ended, raised by a handle
     │   ├── RunFailed
     │   └── RunCancelled
@@ -144,6 +145,12 @@ class AlreadyRequeued(NotRequeueable):
     """The run was requeued before, and that run goes on or has succeeded. Args: both ids, and its state."""
 
     message = "run {0} was requeued as {1}, which is {2}; requeue that one, should it fail"
+
+
+class RequeueRefused(NotRequeueable):
+    """The run could only fail again. Args: its id, why."""
+
+    message = "run {0} cannot be requeued: {1}"
 
 
 class RunError(ChazError):

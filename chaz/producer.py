@@ -159,7 +159,10 @@ class AsyncChaz:
     async def requeue(self, id: UUID | str) -> AsyncAgentResult:
         """Run what failed or was cancelled anew: the handle of a new run, with an id of its own.
 
-        Raises UnknownRun, NotRequeueable (also if a run that took its place goes on or has succeeded).
+        What was asked at sending (``budget``, ``timeout``, ``priority``, ``on_complete``) holds for it anew; a run that
+        was spawned has what is left of its tree's budget and time, and its parent, told already, is not told again.
+        Raises UnknownRun, NotRequeueable (also if a run that took its place goes on or has succeeded, or if it could
+        only fail again).
         """
         return self.handle(await self.database.transact(partial(runs.requeue, run_id=_run_id(id))))
 

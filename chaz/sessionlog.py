@@ -204,7 +204,8 @@ async def context_entries(
         with recursive tries(run) as (
             select %(run)s::uuid
             union
-            select r.retry_of from tries join chaz.runs r on r.id = tries.run where r.retry_of is not null
+            -- Down to a null, which is nobody's id.
+            select r.retry_of from tries join chaz.runs r on r.id = tries.run
         ), own as (
             select {ENTRY}, true as own from chaz.entries e
             where session_id = %(session)s and position <= %(read_to)s and id = any(array(

@@ -338,6 +338,7 @@ create index runs_to_audit on chaz.runs (audit_after) where audit_after is not n
 create index runs_tree on chaz.runs (root_run_id);
 create index runs_children on chaz.runs (parent_run_id) where parent_run_id is not null;
 create index runs_superseded_by on chaz.runs (superseded_by) where superseded_by is not null;
+create index runs_retries on chaz.runs (retry_of) where retry_of is not null;
 create index runs_created on chaz.runs (created_at);
 
 -- Whoever makes a run queued rings, so that a listener publishes it; and whoever makes room under an agent's cap.

@@ -5,13 +5,27 @@ from __future__ import annotations
 import asyncio
 import json
 from datetime import timedelta
+from decimal import Decimal
 from functools import partial
 from uuid import UUID
 
 import pytest
 
-from chaz import AsyncChaz, Chaz, RunFailed, UnknownRun, cancelling, publishing, runs, sessionlog, steering
+from chaz import (
+    AsyncChaz,
+    Budget,
+    Chaz,
+    RunFailed,
+    UnknownRun,
+    cancelling,
+    outbox,
+    publishing,
+    runs,
+    sessionlog,
+    steering,
+)
 from chaz.aside import Aside
+from chaz.callbacks import Webhook
 from chaz.cli import main
 from chaz.errors import AlreadyRequeued, NotRequeueable
 from chaz.listings import RunFilter, list_failed
@@ -24,7 +38,7 @@ from tests.fixtures.stations import Stations, a_call
 pytestmark = pytest.mark.anyio
 
 NOBODYS = UUID("00000000-0000-4000-8000-000000000000")
-LINEAGE = ("session_id", "agent", "trigger_position", "priority", "parent_run_id", "root_run_id", "depth", "scope")
+LINEAGE = ("session_id", "agent", "trigger_position", "priority", "parent_run_id", "depth", "scope")
 
 
 async def requeue(stations: Stations, run: UUID) -> UUID:
@@ -70,6 +84,73 @@ async def test_a_new_run_takes_the_trigger_and_the_lineage(stations: Stations) -
     assert (before["state"], before["result"]) == ("failed", "it went wrong")
     assert await active_run(stations) == new
     assert [p.delivery.run for p in await stations.transact(partial(publishing.publishable, first_wait=5.0))] == [new]
+
+
+async def test_a_root_starts_a_tree_of_its_own(stations: Stations) -> None:
+    budget = Budget(steps=3, tokens=50, cost=0.5)
+    old = await stations.claimed("s", recipient="parent", budget=budget, timeout=timedelta(minutes=5))
+    # Its agent's own limit is the agent's matter, and is taken anew with the first step.
+    await stations.reserve(old, budget=Budget(steps=1))
+    await stations.step(old, a_call("word_count"))
+    await stations.end(old, "the budget is used up", state="failed", reason="budget")
+
+    for _ in range(2):
+        new = await requeue(stations, old.run_id)
+        row = await stations.run(new)
+        assert row["root_run_id"] == new
+        assert timedelta(minutes=4.9) < row["deadline"] - row["created_at"] <= timedelta(minutes=5)
+        (tree,) = await stations.fetch("select * from chaz.tree_budgets where root_run_id = %(id)s", id=new)
+        assert (tree["max_steps"], tree["max_tokens"], tree["max_cost"]) == (3, 50, Decimal("0.5"))
+        assert (tree["steps"], tree["tokens"], tree["cost"]) == (0, 0, 0)
+        again = await stations.claim(new, "parent")
+        assert again.limited
+        assert await stations.reserve(again) == "free"
+        # And so does what it spawns.
+        await stations.step(again, a_call("spawn_agent"))
+        child = await stations.spawn(again)
+        await stations.place()
+        assert (await stations.run(child))["root_run_id"] == new
+        await stations.end(again, "no", state="failed", reason="model")
+        old = again
+
+
+async def test_a_root_without_a_budget_has_a_tree_too(stations: Stations) -> None:
+    new = await requeue(stations, await failed(stations))
+    claim = await stations.claim(new)
+    assert not claim.limited
+    await stations.step(claim, a_call("word_count"))
+    (tree,) = await stations.fetch("select * from chaz.tree_budgets where root_run_id = %(id)s", id=new)
+    assert (tree["steps"], tree["max_steps"]) == (1, None)
+
+
+async def test_who_asked_to_be_told_is_told_of_the_new_run(stations: Stations, chaz: Chaz) -> None:
+    target = "https://example.org/ends"
+    old = chaz.session("s").direct("solo", "go", on_complete=target)
+    await stations.place()
+    await stations.end(await stations.claim(old.id), "no", state="failed", reason="model")
+    (end,) = await outbox.take(stations.database)
+    await outbox.told(stations.database, end.entry)
+
+    new = await requeue(stations, old.id)
+
+    assert await outbox.take(stations.database) == []
+    await stations.end(await stations.claim(new), "at last")
+    (end,) = await outbox.take(stations.database)
+    assert (end.entry, end.run, end.state, end.result, end.target) == (
+        new,
+        new,
+        "succeeded",
+        "at last",
+        Webhook(url=target),
+    )
+
+
+async def test_what_was_invalid_stays_so(stations: Stations, database: ScratchDatabase) -> None:
+    database.query("""select chaz.send('s', 'directive', 'ada', 'hi', recipient => 'solo', budget => '{"steps": 0}')""")
+    await stations.place()
+    (run,) = await stations.fetch("select id from chaz.runs")
+    with pytest.raises(NotRequeueable, match=r"its entry is invalid \(metadata.options.budget.steps: "):
+        await requeue(stations, run["id"])
 
 
 async def test_it_rings(stations: Stations, database: ScratchDatabase) -> None:
@@ -172,6 +253,27 @@ async def test_a_child_is_run_anew_for_nobody(stations: Stations) -> None:
     (wait,) = await stations.fetch("select answer from chaz.waits")
     assert "failed (model)" in wait["answer"]["content"]
     assert (await stations.run(parent.run_id))["attempt"] == resumed.attempt
+
+
+async def test_a_child_stays_within_its_tree(stations: Stations, database: ScratchDatabase) -> None:
+    parent = await stations.claimed("s", recipient="parent", budget=Budget(steps=9))
+    await stations.step(parent, a_call("spawn_agent"))
+    child = await stations.spawn(parent, timeout=60)
+    await stations.place()
+    await stations.end(await stations.claim(child, "child"), "no", state="failed", reason="model")
+
+    new = await requeue(stations, child)
+
+    (session,) = await stations.fetch("select deadline from chaz.sessions where parent_run_id is not null")
+    row = await stations.run(new)
+    assert (row["deadline"], row["root_run_id"]) == (session["deadline"], parent.run_id)
+    (tree,) = await stations.fetch("select root_run_id, steps from chaz.tree_budgets")
+    assert tree == {"root_run_id": parent.run_id, "steps": 1}
+
+    await stations.end(await stations.claim(new, "child"), "no", state="failed", reason="model")
+    database.query("update chaz.sessions set deadline = now() where deadline is not null")
+    with pytest.raises(NotRequeueable, match=r"the time of its session was over at .*; requeue its tree's root"):
+        await requeue(stations, new)
 
 
 async def test_only_what_failed_or_was_cancelled(stations: Stations) -> None:

@@ -24,6 +24,7 @@ from chaz.errors import (
     ModelError,
     ModelUnavailable,
     NotRequeueable,
+    RequeueRefused,
     RunCancelled,
     RunError,
     RunFailed,
@@ -70,6 +71,11 @@ SAMPLES: dict[type[ChazError], tuple[tuple[object, ...], str, int]] = {
     NotRequeueable: (
         ("1f", "running"),
         "run 1f is running; only a run that failed or was cancelled can be requeued",
+        65,
+    ),
+    RequeueRefused: (
+        ("1f", "its time is over"),
+        "run 1f cannot be requeued: its time is over",
         65,
     ),
     UnknownAgent: (
