@@ -41,6 +41,14 @@ async def walk(stations: Stations) -> list[UUID]:
     return ended
 
 
+def aside_for_long(run: UUID) -> Aside:
+    """One in which the run stays for longer than a test takes."""
+    aside = Aside()
+    while aside.put(run) < 60:
+        pass
+    return aside
+
+
 async def in_state(stations: Stations, state: str) -> UUID:
     """A run in the state, in the session ``s``."""
     match state:
@@ -277,9 +285,12 @@ async def test_what_others_ask_a_childs_session_is_not_of_the_tree(stations: Sta
     (row,) = await stations.fetch("select session_id from chaz.runs where id = %(run)s", run=child)
     asked = await stations.send(str(row["session_id"]), recipient="child")
     await stations.place()
+    unplaced = await stations.send(str(row["session_id"]), recipient="child")
     await cancel(stations, root.run_id)
     assert await walk(stations) == [root.run_id, child]
-    assert await stations.state(asked) == "queued"
+    await stations.place()
+    assert await walk(stations) == []
+    assert await states(stations, [asked, unplaced]) == ["queued", "pending"]
 
 
 async def test_a_cancelled_child_answers_its_parent(stations: Stations) -> None:
@@ -362,6 +373,52 @@ async def test_one_that_cannot_be_cancelled_holds_up_no_other(stations: Stations
     assert (await cancelling.walk(stations.database, aside=aside)).settled == 0
 
 
+async def test_what_is_set_aside_is_left_for_a_while(stations: Stations) -> None:
+    bad, good = await stations.claimed("s"), await stations.claimed("t")
+    await cancel(stations, bad.run_id)
+    await cancel(stations, good.run_id)
+    aside = aside_for_long(bad.run_id)
+    walked = await cancelling.walk(stations.database, aside=aside)
+    assert [run.run_id for run in walked.ended] == [good.run_id]
+    aside.forget(bad.run_id)
+    walked = await cancelling.walk(stations.database, aside=aside)
+    assert [run.run_id for run in walked.ended] == [bad.run_id]
+
+
+async def test_one_whose_transaction_fails_by_chance_is_not_set_aside(
+    stations: Stations, database: ScratchDatabase
+) -> None:
+    busy, good = await stations.claimed("s"), await stations.claimed("t")
+    database.query(
+        """
+        create function public.by_chance() returns trigger language plpgsql
+            as $$ begin raise exception using errcode = 'serialization_failure'; end $$;
+        create trigger by_chance before update on chaz.runs for each row
+            when (new.session_id = chaz.session_id('s') and new.state = 'cancelled')
+            execute function public.by_chance();
+        """
+    )
+    await cancel(stations, busy.run_id)
+    await cancel(stations, good.run_id)
+    aside = Aside()
+    walked = await cancelling.walk(stations.database, aside=aside)
+    assert [run.run_id for run in walked.ended] == [good.run_id]
+    database.query("drop trigger by_chance on chaz.runs")
+    walked = await cancelling.walk(stations.database, aside=aside)
+    assert [run.run_id for run in walked.ended] == [busy.run_id]
+
+
+async def test_who_asked_first_is_served_first(stations: Stations) -> None:
+    runs = [(await stations.claimed(session)).run_id for session in "abc"]
+    for run in reversed(runs):
+        await cancel(stations, run)
+    ended = list[UUID]()
+    for _ in runs:
+        walked = await cancelling.walk(stations.database, aside=Aside(), limit=1)
+        ended += [run.run_id for run in walked.ended]
+    assert ended == runs[::-1]
+
+
 # Coalescing
 
 
@@ -413,6 +470,16 @@ async def test_who_joined_another_takes_only_the_own_word_back(stations: Station
     await cancel(stations, runs[0])
     await walk(stations)
     assert await states(stations, runs) == ["cancelled", "cancelled"]
+
+
+async def test_a_program_of_a_persons_name_is_somebody_else(stations: Stations) -> None:
+    authors = ("human", "program")
+    runs = [await stations.say("s", author, sender="ada", author=author, recipient="solo") for author in authors]
+    await stations.place()
+    await stations.claim(runs[0])
+    assert await cancel(stations, runs[1])
+    assert await walk(stations) == [runs[1]]
+    assert await states(stations, runs) == ["running", "cancelled"]
 
 
 async def test_a_superseded_run_is_over_with_the_one_that_took_it(stations: Stations) -> None:
