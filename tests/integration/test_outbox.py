@@ -45,6 +45,33 @@ async def test_nothing_is_due_before_the_end_and_all_of_it_then(stations: Statio
     assert await stations.fetch("select from chaz.callbacks") == []
 
 
+@pytest.mark.parametrize("state", ["failed", "cancelled"])
+async def test_an_end_without_an_answer_is_told_as_such(stations: Stations, chaz: Chaz, state: str) -> None:
+    run = chaz.session("s").direct("solo", "go", on_complete=SIGNATURE)
+    await stations.place()
+    await stations.end(await stations.claim(run.id), "no luck", state=state, reason="model")
+    (end,) = await outbox.take(stations.database)
+    assert (end.state, end.reason, end.result, end.succeeded) == (state, "model", "no luck", False)
+
+
+async def test_each_end_is_told_for_itself(stations: Stations, chaz: Chaz, database: ScratchDatabase) -> None:
+    one, two, three = [chaz.session(name).direct("solo", "go", on_complete=URL).id for name in "abc"]
+    await stations.place()
+    for run in (two, one, three):
+        await stations.end(await stations.claim(run))
+    assert [end.entry for end in await outbox.take(stations.database, limit=1)] == [two], "the first to end comes first"
+    assert await outbox.take(stations.database, without=[one, three]) == [], "what is on its way is not taken again"
+    with database.connect() as other:
+        other.execute("select from chaz.callbacks where run_id = %s for update", (one,))
+        assert [end.entry for end in await outbox.take(stations.database)] == [three], "another listener has it"
+    assert [end.entry for end in await outbox.take(stations.database)] == [one]
+
+    await outbox.not_told(stations.database, one, "refused")
+    await outbox.told(stations.database, two)
+    left = await stations.fetch("select run_id, last_error from chaz.callbacks order by run_id")
+    assert {row["run_id"]: row["last_error"] for row in left} == {one: "refused", three: None}
+
+
 async def test_a_message_that_another_run_took_is_told_with_that_one(stations: Stations, chaz: Chaz) -> None:
     one, two = [chaz.session("s").say(text, recipient="solo", on_complete=URL) for text in ("one", "two")]
     await stations.place()
@@ -59,6 +86,7 @@ async def test_a_run_that_goes_on_all_the_same_is_told_later(stations: Stations,
     await stations.place()
     stations.scratch.query("update chaz.callbacks set ended_at = now(), due_at = now()")
     assert await outbox.take(stations.database) == []
+    assert await stations.fetch("select tries, due_at from chaz.callbacks") == [{"tries": 0, "due_at": None}]
     await stations.end(await stations.claim(run.id))
     assert [end.entry for end in await outbox.take(stations.database)] == [run.id]
 
