@@ -183,6 +183,36 @@ async def test_tenants_take_turns_in_what_is_due(stations: Stations, database: S
     assert [sorted(turns[n : n + 3]) for n in (0, 3, 6)] == [["a", "b", "c"]] * 3
 
 
+async def test_a_tenant_has_as_much_ahead_as_any_other(stations: Stations, database: ScratchDatabase) -> None:
+    publish = partial(publishing.publishable, first_wait=A_MINUTE, ahead=2)
+    for tenant in "ab":
+        runs = await send_many(stations, 3, tenant=tenant)
+        await stations.place()
+        database.query("update chaz.runs set publishes = 0, publish_after = now() where tenant = %(t)s", t=tenant)
+        due = {publication.delivery.run for publication in await stations.transact(publish)}
+        assert (len(due), due < set(runs)) == (2, True)
+        assert await stations.transact(publish) == []
+
+
+async def test_who_comes_later_does_not_overtake_who_waits(stations: Stations, database: ScratchDatabase) -> None:
+    (waiting,) = await send_many(stations, 1)
+    await stations.place()
+    database.query("update chaz.runs set publishes = 0, publish_after = now()")
+    (later,) = await send_many(stations, 1)
+    assert (await stations.place()).publications == []
+    assert await published(stations) == [waiting, later]
+
+
+async def test_what_another_listener_publishes_is_not_waited_for(stations: Stations, database: ScratchDatabase) -> None:
+    theirs, ours = await send_many(stations, 2)
+    await stations.place()
+    database.query("update chaz.runs set publishes = 0, publish_after = now()")
+    with database.connect() as other:
+        other.execute("select from chaz.runs where id = %s for update", (theirs,))
+        assert await published(stations) == [ours]
+    assert await published(stations) == [theirs]
+
+
 async def test_a_higher_priority_goes_before_turns(stations: Stations, database: ScratchDatabase) -> None:
     await send_many(stations, 3, tenant="a")
     urgent = await send_many(stations, 2, tenant="a", priority=5)
