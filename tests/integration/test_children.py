@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 from datetime import timedelta
+from functools import partial
 from typing import Any
 from uuid import UUID, uuid4
 
 import pytest
 from psycopg.types.json import Jsonb
 
-from chaz import runs
-from chaz.outcomes import CallOutcome
+from chaz import children, completion, runs
+from chaz.database import Transaction
+from chaz.errors import StaleAttempt
+from chaz.outcomes import CallOutcome, RunOutcome
 from chaz.runs import Claim
 from tests.fixtures.postgres import ScratchDatabase
 from tests.fixtures.stations import Stations, a_call
@@ -59,6 +63,19 @@ async def test_what_a_child_inherits_stands_on_its_row(stations: Stations, paren
     assert timedelta(seconds=20) < run["deadline"] - run["created_at"] <= timedelta(seconds=30)
     claim = await stations.claim(child, "reader")
     assert (claim.depth_left, claim.scope, claim.model, claim.max_steps) == (2, [["*"], ["web.*"]], "openai:small", 3)
+
+
+async def test_a_child_is_its_parent_s_tenant_s(stations: Stations) -> None:
+    claim = await stations.claimed("s", recipient="parent", tenant="acme")
+    await stations.step(claim, a_call("spawn_agent"))
+    child = await stations.spawn(claim)
+    await stations.place()
+    tenants = "select r.tenant, s.tenant as of_session, e.tenant as of_entry from chaz.runs r "
+    (row,) = await stations.fetch(
+        tenants + "join chaz.sessions s on s.id = r.session_id join chaz.entries e on e.id = r.id where r.id = %(id)s",
+        id=child,
+    )
+    assert row == {"tenant": "acme", "of_session": "acme", "of_entry": "acme"}
 
 
 async def test_another_run_in_the_child_s_session_has_the_same_limits(stations: Stations, parent: Claim) -> None:
@@ -280,3 +297,58 @@ async def test_one_s_own_descendants_only(stations: Stations, parent: Claim) -> 
     assert await word(parent, later, 3) == "unknown_run"
     assert await word(parent, stranger.run_id, 4) == "unknown_run"
     assert await word(parent, uuid4(), 5) == "unknown_run"
+
+
+async def test_what_a_descendant_said_is_no_descendant(stations: Stations, parent: Claim) -> None:
+    child = await stations.spawn(parent, wait=False)
+    await stations.place()
+    await stations.end(await stations.claim(child, "child"), "42")
+    (answer,) = await stations.fetch("select id from chaz.entries where type = 'message' and content = '42'")
+    # To wait for it would be to wait for ever.
+    outcome = await stations.ask_for(parent, answer["id"], ordinal=1)
+    assert outcome is not None
+    assert outcome.error == "unknown_run"
+
+
+async def test_an_end_that_is_being_committed_is_waited_for(
+    stations: Stations, parent: Claim, database: ScratchDatabase
+) -> None:
+    child = await stations.spawn(parent, wait=False)
+    await stations.place()
+    of_child = await stations.claim(child, "child")
+    ended, released = asyncio.Event(), asyncio.Event()
+
+    async def end(tx: Transaction) -> None:
+        await completion.end_run(tx, of_child, RunOutcome(state="succeeded", text="42"))
+        ended.set()
+        await released.wait()
+
+    ending = asyncio.create_task(stations.transact(end))
+    await ended.wait()
+    asking = asyncio.create_task(stations.ask_for(parent, child, ordinal=1))
+    await asyncio.to_thread(database.until_blocked)
+    released.set()
+    await ending
+    # Else it would wait for an end that has been.
+    assert await asking == CallOutcome(kind="ok", content="42")
+
+
+# Whose commit was in doubt
+
+
+async def test_what_this_attempt_has_stored_is_told_and_no_other_s(stations: Stations, parent: Claim) -> None:
+    async def told(claim: Claim, ordinal: int) -> tuple[int, CallOutcome | None] | None:
+        asked = await stations.transact(partial(children.told, claim=claim, step=0, ordinal=ordinal))
+        return None if asked is None else (len(asked.events), asked.outcome)
+
+    assert await told(parent, 0) is None
+    await stations.spawn(parent)
+    assert await told(parent, 0) == (1, None)
+    refused = await stations.try_to_spawn(parent, ordinal=1, agent="reader", max_steps=6)
+    assert await told(parent, 1) == (2, refused)
+
+    await stations.give_back(parent)
+    again = await stations.claim(parent.run_id, "parent")
+    assert [await told(again, ordinal) for ordinal in (0, 1)] == [None, None]
+    with pytest.raises(StaleAttempt):
+        await told(parent, 0)
