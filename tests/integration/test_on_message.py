@@ -325,6 +325,56 @@ async def test_a_cancel_that_is_not_committed_holds_up_no_listener(
     assert await interrupt(stations) == [claim.run_id]
 
 
+async def test_a_run_whose_message_is_taken_back_goes_on(stations: Stations) -> None:
+    claim = await busy(stations, "interrupt")
+    message = await said(stations, "stop")
+    # A listener has just seen that the run is to be interrupted.
+    assert await stations.close(message, "pending") is not None
+    assert await stations.transact(partial(interrupts.interrupt_run, run_id=claim.run_id, by=message)) is None
+    assert await interrupt(stations) == []
+    assert await stations.state(claim.run_id) == "running"
+
+
+async def test_the_first_message_is_the_one_that_interrupts(stations: Stations) -> None:
+    claim = await busy(stations, "interrupt")
+    first, second = await said(stations, "stop"), await said(stations, "at once")
+    ((_, by, _),) = await interrupts.interrupt(stations.database, aside=Aside())
+    assert by == first
+    *_, closing, note = await stations.log("s")
+    assert (closing.metadata["by"], note.metadata["entry"]) == (str(first), str(first))
+    assert [await stations.state(run) for run in (claim.run_id, first, second)] == ["cancelled", "queued", "pending"]
+
+
+async def test_a_session_that_is_at_work_is_interrupted_later(stations: Stations, database: ScratchDatabase) -> None:
+    claim = await busy(stations, "interrupt")
+    message = await said(stations, "stop")
+    with database.connect() as held:
+        held.execute("select from chaz.heads where session_id = %s for update", (claim.session_id,))
+        # It does not wait for the lock: others' sessions are to be seen to.
+        assert await stations.transact(partial(interrupts.interrupt_run, run_id=claim.run_id, by=message)) is None
+    assert await interrupt(stations) == [claim.run_id]
+
+
+async def test_one_that_cannot_be_interrupted_holds_up_no_other(stations: Stations, database: ScratchDatabase) -> None:
+    claims = list[Claim]()
+    for session in ("s", "t"):
+        await configure(stations, session, "interrupt")
+        claims.append(await stations.claimed(session, "work"))
+        await stations.say(session, "stop")
+    await stations.place()
+    bad, good = claims
+    database.query("alter table chaz.runs add constraint odd check (not (session_id = chaz.session_id('s') "
+                   "and state = 'cancelled'))")  # fmt: skip
+    aside = Aside()
+    assert [run for run, _, _ in await interrupts.interrupt(stations.database, aside=aside)] == [good.run_id]
+    # It is left for a while, and then tried again.
+    while aside.put(bad.run_id) < 60:
+        pass
+    database.query("alter table chaz.runs drop constraint odd")
+    assert await interrupts.interrupt(stations.database, aside=aside) == []
+    assert await interrupt(stations) == [bad.run_id]
+
+
 # steer
 
 
@@ -406,3 +456,18 @@ async def test_other_policies_steer_nobody(stations: Stations) -> None:
     message = await said(stations, "one")
     assert await hear(stations, claim, 1) == []
     assert await stations.state(message) == "pending"
+    # Nor where the policy was another one a moment ago.
+    heard = await stations.transact(partial(steering.hear, claim=claim, step=1, after=claim.read_to))
+    assert heard == []
+    assert await stations.state(message) == "pending"
+
+
+async def test_what_is_for_another_agent_or_a_later_time_steers_nobody(stations: Stations) -> None:
+    await stations.end(await stations.claimed("s", recipient="child"))
+    claim = await busy(stations, "steer")
+    others = await said(stations, "for child", recipient="child")
+    later = await said(stations, "later", recipient="solo", countdown=timedelta(hours=1))
+    assert not await stations.transact(partial(steering.is_spoken_to, claim=claim))
+    await said(stations, "now", recipient="solo")
+    assert await hear(stations, claim, 1) == ["now"]
+    assert [await stations.state(run) for run in (others, later)] == ["pending", "pending"]
