@@ -95,8 +95,8 @@ async def test_a_crash_neither_leaks_nor_doubles(stations: Stations) -> None:
 
 @pytest.mark.parametrize("how", ["end", "close", "give_back"])
 async def test_whatever_a_run_leaves_by_it_gives_back_what_it_held(stations: Stations, how: str) -> None:
-    claim, _ = await root(stations, Budget(steps=5, tokens=100))
-    await stations.reserve(claim)
+    claim, _ = await root(stations, Budget(steps=5, tokens=100, cost=1.0))
+    await stations.reserve(claim, cost="0.2")
     match how:
         case "end":
             await stations.end(claim)
@@ -104,7 +104,7 @@ async def test_whatever_a_run_leaves_by_it_gives_back_what_it_held(stations: Sta
             assert await stations.close(claim.run_id, "running") is not None
         case _:
             await stations.give_back(claim)
-    assert await tree(stations) == (0, 0)
+    assert [await tree(stations, kind) for kind in ("steps", "tokens", "cost")] == [(0, 0)] * 3
 
 
 async def test_who_comes_last_waits_until_others_have_settled(stations: Stations) -> None:
@@ -121,9 +121,17 @@ async def test_who_comes_last_waits_until_others_have_settled(stations: Stations
     assert await stations.reserve(one, step=1) == "none"
 
 
+async def test_of_a_cost_too_it_holds_what_is_left(stations: Stations) -> None:
+    _, (one, two) = await root(stations, Budget(cost=0.5), children=2)
+    assert await stations.reserve(one, cost="3") == "free"
+    assert await tree(stations, "cost") == (0, Decimal("0.5"))
+    assert await stations.reserve(two, cost="0.1") == "held"
+
+
 @pytest.mark.parametrize("budget", [Budget(steps=1), Budget(tokens=1), Budget(cost=0.5)])
 async def test_each_limit_ends_the_tree(stations: Stations, budget: Budget) -> None:
     claim, _ = await root(stations, budget)
+    assert claim.limited, "or no step of it would be held"
     assert await stations.reserve(claim) != "none"
     await settle(stations, claim, cost="0.5")
     assert await stations.reserve(claim, step=1) == "none"
@@ -140,8 +148,11 @@ async def test_the_agent_s_own_budget_is_a_ceiling_for_the_root_alone(stations: 
     parent, (child,) = await root(stations, Budget(steps=10, tokens=50), children=1)
     await stations.reserve(child, budget=Budget(steps=1))
     await stations.reserve(parent, step=1, budget=Budget(steps=5, tokens=80, cost=2.0))
-    (row,) = await stations.fetch("select max_steps, max_tokens, max_cost from chaz.tree_budgets")
-    assert row == {"max_steps": 5, "max_tokens": 50, "max_cost": 2}
+    limits = "select max_steps, max_tokens, max_cost from chaz.tree_budgets"
+    assert await stations.fetch(limits) == [{"max_steps": 5, "max_tokens": 50, "max_cost": 2}]
+    # A ceiling raises nothing.
+    await stations.reserve(parent, step=1, budget=Budget(steps=9, tokens=90, cost=9.0))
+    assert await stations.fetch(limits) == [{"max_steps": 5, "max_tokens": 50, "max_cost": 2}]
 
 
 async def test_so_it_is_for_a_run_that_takes_the_root_s_place(stations: Stations) -> None:
