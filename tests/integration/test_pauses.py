@@ -11,6 +11,7 @@ from chaz import Chaz, UnknownSession, publishing
 from chaz.entries import session_id
 from chaz.errors import InvalidPause, UnknownAgent
 from chaz.runs import Claim, Unclaimed
+from chaz.settings import Settings
 from tests.fixtures.listeners import A_MINUTE, Listeners
 from tests.fixtures.postgres import ScratchDatabase
 from tests.fixtures.stations import Stations
@@ -110,6 +111,27 @@ async def test_pauses_are_listed_and_taken_once(chaz: Chaz, stations: Stations, 
     ]
     assert chaz.resume("session:s") is True
     assert chaz.resume("session:s") is False
+
+
+async def test_a_resume_is_of_nothing_else(stations: Stations, session: str, chaz: Chaz) -> None:
+    for what in ("agent:solo", "agent:child", f"session:{session}", "all"):
+        assert chaz.pause(what)
+    assert chaz.resume("agent:solo")
+    assert chaz.resume("all")
+    assert [(row["kind"], row["name"]) for row in chaz.paused()] == [("agent", "child"), ("session", session)]
+    runs = [await stations.send(name, recipient=to) for name, to in (("t", "solo"), ("u", "child"), (session, "solo"))]
+    assert await published(stations) == runs[:1]
+
+
+async def test_of_two_tenants_sessions_of_one_name_the_own_is_paused(
+    stations: Stations, session: str, database: ScratchDatabase
+) -> None:
+    await stations.end(await stations.claimed(session, tenant="acme"))
+    with Chaz(settings=Settings(database_url=database.url, tenant="acme")) as acme:
+        assert acme.pause(f"session:{session}")
+    ours, theirs = [await stations.send(session, tenant=tenant) for tenant in ("", "acme")]
+    assert await published(stations) == [ours]
+    assert await stations.try_to_claim(theirs) == Unclaimed("held", "paused")
 
 
 def test_what_is_not_there_cannot_be_paused(chaz: Chaz, database: ScratchDatabase) -> None:
