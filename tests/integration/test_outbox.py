@@ -9,7 +9,10 @@ import pytest
 from chaz import Chaz, InvalidEntry, outbox, sweeps
 from chaz.callbacks import TaskCallback, Webhook
 from chaz.doctor import callbacks
+from chaz.outbox import End
 from chaz.settings import Settings
+from chaz.teller import Settled, Teller
+from chaz.testing import eventually_async
 from tests.fixtures.postgres import ScratchDatabase
 from tests.fixtures.stations import Stations
 
@@ -149,6 +152,46 @@ async def test_it_is_tried_for_a_day_then_given_up_and_seen(
     assert await outbox.take(stations.database) == []
     assert not (await sweeps.due(stations.database)).callbacks
     assert "1 given up after a day" in (await callbacks(stations.database, settings)).text
+
+
+async def test_what_is_on_its_way_is_not_sent_again_until_it_is_settled(
+    stations: Stations, chaz: Chaz, database: ScratchDatabase
+) -> None:
+    run = chaz.session("s").direct("solo", "go", on_complete=SIGNATURE).id
+    await stations.place()
+    await stations.end(await stations.claim(run))
+    sent: list[tuple[End, Settled]] = []
+    teller = Teller(
+        Settings(database_url=database.url),
+        stations.database,
+        lambda ends, settled: sent.extend((end, settled) for end in ends),
+    )
+    assert await teller.tell()
+    # It takes longer than anybody thought.
+    database.query("update chaz.callbacks set due_at = now()")
+    assert not await teller.tell()
+
+    ((end, settled),) = sent
+    settled(end, "refused")
+
+    async def is_stored() -> bool:
+        return database.value("select last_error from chaz.callbacks") == "refused"
+
+    async def is_sent_again() -> bool:
+        database.query("update chaz.callbacks set due_at = now()")
+        return await teller.tell()
+
+    await eventually_async(is_stored)
+
+    await eventually_async(is_sent_again)
+    settled(end, None)
+
+    async def is_gone() -> bool:
+        return database.value("select count(*) from chaz.callbacks") == 0
+
+    await eventually_async(is_gone)
+    assert [end.entry for end, _ in sent] == [run, run]
+    teller.close()
 
 
 @pytest.mark.parametrize(
