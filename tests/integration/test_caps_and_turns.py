@@ -203,6 +203,15 @@ async def test_who_comes_later_does_not_overtake_who_waits(stations: Stations, d
     assert await published(stations) == [waiting, later]
 
 
+async def test_what_is_given_up_is_not_published(stations: Stations, database: ScratchDatabase) -> None:
+    alone, often, fine = await send_many(stations, 3)
+    await stations.place()
+    database.query("update chaz.runs set publishes = 0, publish_after = now()")
+    database.query("update chaz.runs set lost_alone = true where id = %(run)s", run=alone)
+    database.query("update chaz.runs set crashes = 10 where id = %(run)s", run=often)
+    assert await published(stations) == [fine]
+
+
 async def test_what_another_listener_publishes_is_not_waited_for(stations: Stations, database: ScratchDatabase) -> None:
     theirs, ours = await send_many(stations, 2)
     await stations.place()
