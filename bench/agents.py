@@ -46,12 +46,22 @@ async def slow(seconds: float) -> str:
     return f"after {seconds:g} s"
 
 
+class Mallinfo(ctypes.Structure):
+    """glibc's ``struct mallinfo2``."""
+
+    _fields_ = [(name, ctypes.c_size_t) for name in ("arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks")] + [
+        (name, ctypes.c_size_t) for name in ("fsmblks", "uordblks", "fordblks", "keepcost")
+    ]
+
+
 @tool
-def let_go() -> str:
-    """Let the worker give back what it does not hold on to: what is measured then is kept for a reason."""
-    collected = gc.collect()
-    ctypes.CDLL(None).malloc_trim(0)
-    return f"{collected} objects"
+def bytes_in_use() -> int:
+    """Collect the worker's garbage; the bytes that it holds then, without the gaps between them."""
+    gc.collect()
+    libc = ctypes.CDLL(None)
+    libc.mallinfo2.restype = Mallinfo
+    info = libc.mallinfo2()
+    return info.uordblks + info.hblkhd
 
 
 TOOLS = (record_effect, record_again, word_count, slow)
@@ -64,4 +74,4 @@ parent = Agent(
     tools=[*TOOLS, "spawn_agent"],
     may_spawn=["child", "parent"],
 )
-janitor = Agent("janitor", instructions="Tidy up.", model="scripted", tools=[let_go], queue="parent")
+janitor = Agent("janitor", instructions="Tidy up.", model="scripted", tools=[bytes_in_use], queue="parent")

@@ -1,9 +1,10 @@
 """What a parked run costs: ``python -m bench.parked``. 10,000 of them, and the memory of worker and listener.
 
 Each run really goes its way: sent, placed, published, claimed, spawning, parked. Its child is to come later, so that it
-stays parked. Memory is read at some counts, after a pause for what was on its way and after the worker has collected
-its garbage; the slope is the least squares' one over the second half: what a process takes once for its pools and
-caches is no cost of a run.
+stays parked. Memory is read at some counts, after a pause for what was on its way: of the listener what it has for
+itself; of the worker, whose many threads leave gaps of megabytes that come and go, what it says that it holds when its
+garbage has been collected. The slope is the least squares' one over the second half: what a process takes once for
+its pools and caches is no cost of a run.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ PARENT = json.dumps(
         {"text": "done"},
     ]
 )
-TIDY = json.dumps([{"calls": [{"tool": "let_go", "arguments": {}}]}, {"text": "tidy"}])
+TIDY = json.dumps([{"calls": [{"tool": "bytes_in_use", "arguments": {}}]}, {"text": "{{results}}"}])
 
 
 def resident(pid: int) -> int:
@@ -75,7 +76,8 @@ def measure(folder: Path, runs: int, points: int) -> dict[str, list[tuple[int, i
             "CHAZ_AGENTS": "bench.agents",
             "PYTHONPATH": str(ROOT),
             "PYTHONUNBUFFERED": "1",
-            # One heap, not one for each thread: what is let go of leaves gaps in all of them, more than the limit is.
+            # All of Python's memory is malloc's then, which can say how much of it is in use.
+            "PYTHONMALLOC": "malloc",
             "MALLOC_ARENA_MAX": "1",
         }
         # The children's agent is registered by this worker, and served from a queue that none consumes.
@@ -93,9 +95,10 @@ def measure(folder: Path, runs: int, points: int) -> dict[str, list[tuple[int, i
                     for _ in range(count - runs * (number - 1) // points):
                         chaz.session().direct("parent", f"```script\n{PARENT}\n```", timeout=86_400)
                     _until_parked(services.database_url, count)
-                    chaz.session().direct("janitor", f"```script\n{TIDY}\n```").get(timeout=PARKED_WITHIN)
+                    held = chaz.session().direct("janitor", f"```script\n{TIDY}\n```").get(timeout=PARKED_WITHIN)
+                    measured["worker1"].append((count, int(held or 0)))
                     for station in stations:
-                        if station.name in measured:
+                        if station.name == "listener1":
                             measured[station.name].append((count, resident(station.pid)))
                     print(f"{count} parked", flush=True)
         finally:
