@@ -15,16 +15,19 @@ The way of an entry, file by file:
 Importing this package loads neither Celery nor Kombu nor an LLM SDK.
 """
 
+from chaz.deciding import Request
 from chaz.entries import Budget, Entry
 from chaz.errors import (
     ChazError,
     Conflict,
     DatabaseUnavailable,
     InvalidEntry,
+    NotPermitted,
     NotRequeueable,
     RunCancelled,
     RunFailed,
     UnknownAgent,
+    UnknownRequest,
     UnknownRun,
     UnknownSession,
     WaitTimeout,
@@ -50,11 +53,14 @@ __all__ = [
     "DatabaseUnavailable",
     "Entry",
     "InvalidEntry",
+    "NotPermitted",
     "NotRequeueable",
+    "Request",
     "RunCancelled",
     "RunFailed",
     "Session",
     "UnknownAgent",
+    "UnknownRequest",
     "UnknownRun",
     "UnknownSession",
     "WaitTimeout",

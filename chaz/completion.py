@@ -12,7 +12,7 @@ from datetime import timedelta
 from typing import Any
 from uuid import UUID
 
-from chaz import budgets, sessionlog
+from chaz import approvals, budgets, sessionlog
 from chaz.channels import ABORT, DONE
 from chaz.database import Row, Transaction
 from chaz.deliveries import AuditEvent, event_body
@@ -21,7 +21,7 @@ from chaz.errors import StaleAttempt
 from chaz.journal import close_call
 from chaz.lineage import answer_of
 from chaz.outcomes import CallOutcome, RunOutcome, RunState
-from chaz.runs import Claim
+from chaz.runs import Claim, go_on
 
 AUDIT_GRACE = timedelta(seconds=5)
 """How long after a run's end its events may be on their way; then what is missing is sent again."""
@@ -79,6 +79,7 @@ async def _end(
         return None
     text = safe_text(outcome.text)
     events = await _close_calls(tx, run)
+    await approvals.close(tx, run)
     await tx.execute(
         """
         update chaz.runs set state = %(state)s, result = %(result)s, reason = %(reason)s, worker_id = null,
@@ -264,12 +265,4 @@ async def answer_parents(tx: Transaction, run_id: UUID, answer: CallOutcome) -> 
         """,
         {"run": run_id, "answer": json.dumps(answer.model_dump(mode="json"))},
     )
-    await tx.execute(
-        """
-        update chaz.runs r set state = 'queued', queued_at = clock_timestamp(), publishes = 0,
-            publish_after = clock_timestamp(), waits_for = null, not_before = null
-        where id = any(%(waiting)s) and state = 'parked'
-            and not exists (select from chaz.waits w where w.run_id = r.id and w.answer is null)
-        """,
-        {"waiting": [row["id"] for row in waiting]},
-    )
+    await go_on(tx, [row["id"] for row in waiting])

@@ -27,7 +27,9 @@ from chaz.errors import (
     DatabaseTooOld,
     DatabaseUnavailable,
     InvalidEntry,
+    NotPermitted,
     SchemaError,
+    UnknownRequest,
     UnknownRun,
     UnknownSession,
 )
@@ -45,6 +47,9 @@ IDLE_FOR = 1.0
 # Serialization failure, deadlock, lock not available: another transaction was in the way, and the same may pass now.
 RETRIED = (errors.SerializationFailure, errors.DeadlockDetected, errors.LockNotAvailable)
 
+REFUSED = (InvalidEntry, psycopg.Error)
+"""What a statement raises that PostgreSQL will not carry out."""
+
 SILENCE = 30.0
 """Seconds without an answer after which a connection counts as lost."""
 
@@ -61,6 +66,10 @@ def translated(error: psycopg.Error, address: str) -> ChazError | None:
             return UnknownSession(error.diag.message_detail or message)
         case "CZ005":
             return UnknownRun(error.diag.message_detail or message)
+        case "CZ006":
+            return UnknownRequest(error.diag.message_detail or message)
+        case "42501":
+            return NotPermitted(message, error.diag.message_hint or "grant it the right")
         case "3F000" | "42P01" | "42883" | "42703":
             return SchemaError(
                 f"the schema chaz at {address} is missing or not of this version ({message.splitlines()[0]})"

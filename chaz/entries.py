@@ -32,7 +32,8 @@ Author = Literal["human", "program", "agent", "system"]
 
 # Allow-lists: a new type is neither until it is named here.
 IN_CONTEXT: frozenset[EntryType] = frozenset({"message", "directive", "summary"})
-FROM_PRODUCERS: frozenset[EntryType] = frozenset({"message", "directive", "approval_decision", "compaction_request"})
+FROM_PRODUCERS: frozenset[EntryType] = frozenset({"message", "directive", "compaction_request"})
+"""What may be sent. A decision is sent by ``chaz.decide``."""
 
 MAX_CONTENT = 1_048_576
 """The most characters that an entry holds. A producer's longer text is refused, an agent's or tool's is cut."""

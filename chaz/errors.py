@@ -12,7 +12,8 @@
     ├── EmbeddedError               an embedded service cannot be installed, started or kept
     ├── InvalidEntry                what a producer sent cannot be an entry
     ├── Conflict                    an id or idempotency key was used for another entry
-    ├── UnknownSession, UnknownAgent, UnknownRun
+    ├── UnknownSession, UnknownAgent, UnknownRun, UnknownRequest
+    ├── NotPermitted                the database's role may not do this
     ├── InvalidPause                what is to be paused or resumed is named wrongly
     ├── NotRequeueable              a run that is to be run anew has neither failed nor been cancelled
     │   ├── AlreadyRequeued         ... or has been, and goes on as another
@@ -125,6 +126,20 @@ class UnknownRun(ChazError):
 
     message = "no run {0}; if its transaction is still open, wait on the handle that `send` returned"
     exit_code = 66
+
+
+class UnknownRequest(ChazError):
+    """No run has asked for an approval or an answer by this id. Args: the id."""
+
+    message = "no request {0}; `chaz approvals` lists those that wait"
+    exit_code = 66
+
+
+class NotPermitted(ChazError):
+    """PostgreSQL does not let this role do that. Args: its words, what to do."""
+
+    message = "{0}; {1}"
+    exit_code = 77  # EX_NOPERM
 
 
 class InvalidPause(ChazError):

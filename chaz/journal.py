@@ -37,7 +37,10 @@ class StoredStep:
 
 @dataclass(frozen=True)
 class StoredCall:
-    """A call's journal row. ``outcome`` is None while it has no result; then ``waiting`` says that a wait is open."""
+    """A call as the journal has it. ``outcome`` is None while it has no result; ``waiting``: then a wait is open.
+
+    One that has not started is known by its wait alone: a person is asked, or was, whether it may be made.
+    """
 
     step: int
     ordinal: int
@@ -46,6 +49,9 @@ class StoredCall:
     waiting: bool
     answer: CallOutcome | None
     """What its wait was answered with, not yet told as its result."""
+    started: bool = True
+    digest: str | None = None
+    """Of the call that a person was asked about."""
 
 
 async def load(tx: Transaction, run_id: UUID) -> tuple[list[StoredStep], list[StoredCall]]:
@@ -58,9 +64,12 @@ async def load(tx: Transaction, run_id: UUID) -> tuple[list[StoredStep], list[St
     ]
     calls = await tx.execute(
         """
-        select c.step, c.ordinal, c.tool, c.outcome, c.result, c.error, w.run_id is not null as waits, w.answer
-        from chaz.calls c left join chaz.waits w using (run_id, step, ordinal)
-        where c.run_id = %(run)s order by c.step, c.ordinal
+        select step, ordinal, coalesce(c.tool, a.tool) as tool, c.outcome, c.result, c.error,
+            w.run_id is not null as waits, w.answer, c.run_id is not null as started, a.digest
+        from (select * from chaz.calls where run_id = %(run)s) c
+            full join (select * from chaz.waits where run_id = %(run)s) w using (run_id, step, ordinal)
+            left join chaz.approvals a using (run_id, step, ordinal)
+        order by step, ordinal
         """,
         {"run": run_id},
     )
@@ -76,6 +85,8 @@ def _stored_call(row: Mapping[str, Any]) -> StoredCall:
         outcome=stored_outcome(row) if done else None,
         waiting=not done and row["waits"] and row["answer"] is None,
         answer=None if done or row["answer"] is None else CallOutcome.model_validate(row["answer"]),
+        started=row["started"],
+        digest=row["digest"],
     )
 
 
@@ -149,6 +160,9 @@ async def start_call(tx: Transaction, claim: Claim, *, step: int, ordinal: int, 
     event = await _event(tx, claim, "tool_call", step, ordinal, call, content=call.arguments)
     await tx.execute(
         """
+        with approved as (
+            delete from chaz.waits where (run_id, step, ordinal) = (%(run)s, %(step)s, %(ordinal)s)
+                and kind = 'approval')
         insert into chaz.calls
             (run_id, step, ordinal, call_id, tool, arguments, attempt, call_position, call_seq, started_at)
         values (%(run)s, %(step)s, %(ordinal)s, %(call_id)s, %(tool)s, %(arguments)s, %(attempt)s, %(position)s,

@@ -235,6 +235,8 @@ class Listener:
             found |= await self._attempt("taking back the runs of lost workers", self._rescue)
         if due.late:
             found |= await self._attempt("ending runs whose time is over", self._close_late)
+        if due.overdue:
+            found |= await self._attempt("closing requests whose time is over", self._time_out)
         if due.callbacks:
             found |= await self._attempt("telling of ends", self._teller.tell)
         if due.untold:
@@ -348,6 +350,12 @@ class Listener:
         for run, reason, events in closed:
             logger.warning("listener: run=%s failed: %s", run, reason)
             self._audit.tell(events)
+        return bool(closed)
+
+    async def _time_out(self) -> bool:
+        closed = await sweeps.time_out_requests(self._database, aside=self._aside)
+        for request in closed:
+            logger.info("listener: request=%s was not decided in time", request)
         return bool(closed)
 
     async def _tell_again(self) -> bool:

@@ -15,6 +15,8 @@ from psycopg import AsyncCursor
 from psycopg.rows import DictRow
 from psycopg.types.json import Jsonb
 
+from chaz import approvals
+from chaz.approvals import Said
 from chaz.callbacks import callback_of
 from chaz.completion import answer_parents
 from chaz.database import Row, Transaction
@@ -101,6 +103,10 @@ async def place(
     work = _Work(tx, agents, room, default_agent, first_wait)
     for row in rows:
         await work.answer(locked[row["session_id"]], row)
+    # The system's own close what has been closed.
+    decisions = [row for row in rows if row["type"] == "approval_decision" and row["author"] != "system"]
+    for said in await approvals.decide(tx, decisions) if decisions else []:
+        work.say(locked[said.entry["session_id"]], said)
     await work.write(locked)
     return Placed(
         entries=len(rows),
@@ -163,8 +169,10 @@ async def _give_positions(tx: Transaction, locked: Mapping[UUID, _Session], per_
                 where session_id = h.session_id and position is null order by arrival limit %(limit)s) e)
         update chaz.entries e set position = u.position from unplaced u where e.id = u.id
         returning e.id, e.tenant, e.session_id, e.position, e.type, e.author, e.recipient, e.run_id,
-            case when e.type = 'message' and strpos(e.content, '@') > 0 then e.content else '' end as content,
-            e.metadata->'options' as options
+            case when e.type = 'approval_decision' or (e.type = 'message' and strpos(e.content, '@') > 0)
+                then e.content else '' end as content,
+            e.metadata->'options' as options, case when e.type = 'approval_decision' then e.metadata end as metadata,
+            e.sender, e.created_at
         """,
         {
             "ids": list(locked),
@@ -349,6 +357,10 @@ class _Work:
             "first_wait": self._first_wait,
         }
 
+    def say(self, session: _Session, said: Said) -> None:
+        """Append what a decision gives the log to say."""
+        self._append(session, dict(said.entry), said.type, said.text, metadata=said.metadata)
+
     def _append(
         self,
         session: _Session,
@@ -358,6 +370,7 @@ class _Work:
         *,
         run_id: UUID | None = None,
         reason: str = "",
+        metadata: Mapping[str, Any] | None = None,
     ) -> None:
         self._entries.append(
             {
@@ -366,7 +379,11 @@ class _Work:
                 "position": session.next_position,
                 "type": type,
                 "content": text,
-                "metadata": Jsonb({"entry": str(row["id"])} | ({"reason": reason} if reason else {})),
+                "metadata": Jsonb(
+                    {"entry": str(row["id"])} | ({"reason": reason} if reason else {})
+                    if metadata is None
+                    else dict(metadata)
+                ),
                 "run": run_id,
             }
         )

@@ -8,19 +8,21 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Awaitable, Iterator
+from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self, Unpack
 from uuid import UUID
 
-from chaz import cancelling, pauses, runs, sessionlog
+from chaz import cancelling, deciding, pauses, runs, sessionlog
 from chaz.database import Database
-from chaz.entries import Entry, EntryType, OnMessage, Place
-from chaz.errors import UnknownRun, UnknownSession
+from chaz.deciding import Request
+from chaz.entries import Entry, EntryType, Place
+from chaz.errors import UnknownRequest, UnknownRun, UnknownSession
 from chaz.loops import LoopThread, loop_thread
 from chaz.result import FOLLOW_EVERY, AgentResult, AsyncAgentResult, bookmark_of, iterate
 from chaz.settings import Settings
-from chaz.submitting import SendOptions, Target, send_on, send_on_async, submission
+from chaz.submitting import SendOptions, SessionOptions, Target, send_on, send_on_async, submission
 from chaz.waiter import Waits
 
 if TYPE_CHECKING:
@@ -65,21 +67,27 @@ class AsyncSession:
         """A directive: an instruction to one agent, which it attaches to the session."""
         return await self.send("directive", instruction, recipient=agent, **options)
 
-    async def configure(self, *, on_message: OnMessage) -> None:
-        """Say what a message does that comes while the session is busy, from now on. Makes a session that is new.
+    async def configure(self, **wanted: Unpack[SessionOptions]) -> None:
+        """Say what holds for the session from now on; what is not named stays as it is. Makes a session that is new.
 
-        ``coalesce`` (the default): one run answers all that came by its start. ``each``: a run of its own. ``reject``:
-        its run fails at once. ``interrupt``: the run at work ends in its favour. ``steer``: the run at work hears it
-        between two steps. Directives always wait for their turn. Raises InvalidEntry, UnknownSession.
+        Raises InvalidEntry, UnknownSession.
         """
+        timeout = wanted.get("approval_timeout")
         configure = partial(
             sessionlog.configure,
             session=self._target.name or str(self.id),
-            on_message=on_message,
             tenant=self._chaz.settings.tenant,
             open_session=self._target.fresh,
+            on_message=wanted.get("on_message"),
+            approvers=wanted.get("approvers"),
+            auto_approve=wanted.get("auto_approve"),
+            approval_timeout=timedelta(seconds=timeout) if isinstance(timeout, int | float) else timeout,
         )
         await self._chaz.database.transact(configure)
+
+    async def approvals(self) -> list[Request[Awaitable[UUID | None]]]:
+        """What its runs, and those that they spawned, ask people and nobody has decided yet; the oldest first."""
+        return await self._chaz.approvals(self.id)
 
     async def entries(self, follow: bool = False, after: Place = 0) -> AsyncGenerator[Entry]:
         """Its entries past ``after``, in order, unplaced ones last; with ``follow`` as they come, for ever.
@@ -173,6 +181,20 @@ class AsyncChaz:
         """
         return await self.database.transact(partial(cancelling.request, run_id=_run_id(id), by=by, reason=reason))
 
+    async def approvals(self, session_id: UUID | None = None) -> list[Request[Awaitable[UUID | None]]]:
+        """What runs (of this session, if one is named) ask people and nobody has decided yet; the oldest first."""
+        tenant = self.settings.tenant
+        return await deciding.waiting(self.database, self.decide, tenant=tenant, session_id=session_id)
+
+    async def approval(self, id: UUID | str) -> Request[Awaitable[UUID | None]]:
+        """What a run asked by this id, decided or not. Raises UnknownRequest."""
+        return await deciding.request(self.database, _request_id(id), self.decide)
+
+    async def decide(self, id: UUID | str, word: deciding.Word, by: str | None = None, reason: str = "") -> UUID | None:
+        """Send a word for a request: see :class:`chaz.Request`. Raises UnknownRequest, InvalidEntry, NotPermitted."""
+        decide = partial(deciding.decide, id=_request_id(id), word=word, by=by, reason=reason)
+        return await self.database.transact(decide)
+
     async def pause(self, what: str, *, by: str | None = None, reason: str = "") -> bool:
         """Start nothing new of ``agent:NAME``, ``session:NAME`` (or its id) or ``all``; what runs goes on.
 
@@ -204,6 +226,15 @@ def _run_id(id: UUID | str) -> UUID:
         return UUID(id)
     except ValueError:
         raise UnknownRun(id) from None
+
+
+def _request_id(id: UUID | str) -> UUID:
+    if isinstance(id, UUID):
+        return id
+    try:
+        return UUID(id)
+    except ValueError:
+        raise UnknownRequest(id) from None
 
 
 class Session:
@@ -247,9 +278,13 @@ class Session:
         """A directive: an instruction to one agent, which it attaches to the session."""
         return self.send("directive", instruction, recipient=agent, **options)
 
-    def configure(self, *, on_message: OnMessage) -> None:
-        """Say what a message does that comes while the session is busy. As :meth:`AsyncSession.configure`."""
-        self._chaz.loop.run(self._inner().configure(on_message=on_message))
+    def configure(self, **wanted: Unpack[SessionOptions]) -> None:
+        """Say what holds for the session from now on. As :meth:`AsyncSession.configure`."""
+        self._chaz.loop.run(self._inner().configure(**wanted))
+
+    def approvals(self) -> list[Request[UUID | None]]:
+        """What its runs, and those that they spawned, ask people and nobody has decided yet; the oldest first."""
+        return self._chaz.approvals(self.id)
 
     def entries(self, follow: bool = False, after: Place = 0) -> Iterator[Entry]:
         """Its entries past ``after``, in order; with ``follow`` for ever. As :meth:`AsyncSession.entries`."""
@@ -341,6 +376,19 @@ class Chaz:
     def cancel(self, id: UUID | str, *, by: str | None = None, reason: str = "") -> bool:
         """Ask that a run be ended, with the runs that it spawned. As :meth:`AsyncChaz.cancel`."""
         return self.loop.run(self.inner.cancel(id, by=by, reason=reason))
+
+    def approvals(self, session_id: UUID | None = None) -> list[Request[UUID | None]]:
+        """What runs (of this session, if one is named) ask people and nobody has decided yet; the oldest first."""
+        waiting = deciding.waiting(self.inner.database, self.decide, tenant=self.settings.tenant, session_id=session_id)
+        return self.loop.run(waiting)
+
+    def approval(self, id: UUID | str) -> Request[UUID | None]:
+        """What a run asked by this id, decided or not. Raises UnknownRequest."""
+        return self.loop.run(deciding.request(self.inner.database, _request_id(id), self.decide))
+
+    def decide(self, id: UUID | str, word: deciding.Word, by: str | None = None, reason: str = "") -> UUID | None:
+        """Send a word for a request: see :class:`chaz.Request`. Raises UnknownRequest, InvalidEntry, NotPermitted."""
+        return self.loop.run(self.inner.decide(id, word, by, reason))
 
     def pause(self, what: str, *, by: str | None = None, reason: str = "") -> bool:
         """Start nothing new of it. As :meth:`AsyncChaz.pause`."""

@@ -4,6 +4,7 @@
 
     message     from a human or a program  -> a run of the agent it is for
     directive                              -> a run of its recipient, which it attaches
+    approval_decision                      -> what asked for it goes on (chaz.approvals)
     anything else                          -> nothing
 
 Who a message is for: its recipient, else the first @mention of an attached agent, else the session's lead, else its
@@ -84,8 +85,6 @@ def route(
                     "nobody to answer: the session has no agent and CHAZ_DEFAULT_AGENT is not set; "
                     "a directive to an agent attaches it"
                 )
-        case "approval_decision":
-            return Noted("no approval is waiting for this decision")
         case "compaction_request":
             return Noted("compaction is not available in this version of chaz")
         case _:

@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Awaitable, Callable, Sequence
 from decimal import Decimal
 from functools import partial
 from typing import TypeVar
 from uuid import UUID
 
-from chaz import children, journal, steering
+from chaz import approvals, children, journal, steering
+from chaz.asking import Approving, Ask
 from chaz.children import Asked
-from chaz.database import Database, Transaction
+from chaz.database import REFUSED, Database, Transaction
 from chaz.deliveries import AuditEvent
 from chaz.entries import Budget
 from chaz.lineage import Spawn
-from chaz.outcomes import CallOutcome, Room, ToolCall, Turn, Usage
+from chaz.outcomes import CallOutcome, Room, ToolCall, Turn, Usage, typed_error
 from chaz.runs import Claim
 from chaz.runtime.context import spoken
 from chaz.runtime.models import HistoryMessage
 from chaz.writes import surely
+
+logger = logging.getLogger("chaz.worker")
 
 T = TypeVar("T")
 
@@ -32,6 +36,7 @@ class RunJournal:
         claim: Claim,
         version: str,
         budget: Budget,
+        approving: Approving,
         tell: Callable[[list[AuditEvent]], None],
         wait_for_lease: Callable[[], Awaitable[None]],
     ) -> None:
@@ -39,6 +44,7 @@ class RunJournal:
         self._claim = claim
         self._version = version
         self._budget = budget
+        self._approving = approving
         self._tell = tell
         self._wait_for_lease = wait_for_lease
         self.read_to = claim.read_to
@@ -100,6 +106,20 @@ class RunJournal:
 
     async def ask_for(self, step: int, ordinal: int, call: ToolCall, child: UUID) -> CallOutcome | None:
         return await self._ask(step, ordinal, partial(children.ask_for, call=call, child=child))
+
+    async def ask(self, step: int, ordinal: int, call: ToolCall, ask: Ask) -> CallOutcome | None:
+        place = {"claim": self._claim, "step": step, "ordinal": ordinal}
+        write = partial(approvals.ask, **place, call=call, ask=ask, deployment=self._approving)
+        try:
+            asked = await self._write(write, partial(approvals.asked, **place))
+        except REFUSED as error:
+            # What people cannot be shown, they cannot approve.
+            logger.exception("run=%s: a request to people cannot be stored", self._claim.run_id)
+            return typed_error(
+                "denied", f"the request for a person's word could not be stored ({type(error).__name__})"
+            )
+        self._tell(asked.events)
+        return asked.outcome
 
     async def _ask(self, step: int, ordinal: int, ask: Callable[..., Awaitable[Asked]]) -> CallOutcome | None:
         place = {"claim": self._claim, "step": step, "ordinal": ordinal}

@@ -301,6 +301,19 @@ async def park(tx: Transaction, attempt: Attempt, *, waits_for: str) -> bool:
     return row is not None
 
 
+async def go_on(tx: Transaction, ids: Sequence[UUID]) -> None:
+    """Queue each of these runs that is parked and has no wait left open. Their rows are locked."""
+    await tx.execute(
+        """
+        update chaz.runs r set state = 'queued', queued_at = clock_timestamp(), publishes = 0,
+            publish_after = clock_timestamp(), waits_for = null, not_before = null
+        where id = any(%(ids)s) and state = 'parked'
+            and not exists (select from chaz.waits w where w.run_id = r.id and w.answer is null)
+        """,
+        {"ids": list(ids)},
+    )
+
+
 async def has_left(tx: Transaction, attempt: Attempt) -> bool | None:
     """True if this attempt has parked, given back or ended the run already, else None. Raises StaleAttempt."""
     cursor = await tx.execute(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from math import inf
@@ -81,14 +81,33 @@ async def send(tx: Transaction, submission: Submission) -> UUID:
     return row["id"]
 
 
-async def configure(tx: Transaction, session: str, *, on_message: str, tenant: str, open_session: bool) -> None:
-    """Say what a message does that comes while the session is busy. Raises InvalidEntry, UnknownSession."""
+async def configure(
+    tx: Transaction,
+    session: str,
+    *,
+    tenant: str,
+    open_session: bool,
+    on_message: str | None = None,
+    approvers: Sequence[str] | None = None,
+    auto_approve: Sequence[str] | None = None,
+    approval_timeout: timedelta | None = None,
+) -> None:
+    """Say what holds for a session from now on; None leaves a thing as it is. Raises InvalidEntry, UnknownSession."""
     await tx.execute(
         """
         select chaz.configure_session(%(session)s::text, %(on_message)s::text, tenant => %(tenant)s::text,
-            open_session => %(open)s::boolean)
+            open_session => %(open)s::boolean, approvers => %(approvers)s::text[],
+            auto_approve => %(auto_approve)s::text[], approval_timeout => %(approval_timeout)s::interval)
         """,
-        {"session": session, "on_message": on_message, "tenant": tenant, "open": open_session},
+        {
+            "session": session,
+            "on_message": on_message,
+            "tenant": tenant,
+            "open": open_session,
+            "approvers": None if approvers is None else list(approvers),
+            "auto_approve": None if auto_approve is None else list(auto_approve),
+            "approval_timeout": approval_timeout,
+        },
     )
 
 
@@ -108,6 +127,7 @@ async def lock_free_head(tx: Transaction, session_id: UUID) -> bool:
 async def append(
     tx: Transaction,
     *,
+    id: UUID | None = None,
     session_id: UUID,
     tenant: str,
     type: EntryType,
@@ -126,12 +146,13 @@ async def append(
                 update chaz.heads set next_position = next_position + 1
                 where session_id = %(session_id)s returning next_position - 1 as position)
             insert into chaz.entries
-                (tenant, session_id, position, type, sender, author, recipient, content, metadata, run_id)
-            select %(tenant)s, %(session_id)s, head.position, %(type)s, %(sender)s, %(author)s, %(recipient)s,
-                %(content)s, %(metadata)s, %(run_id)s
+                (id, tenant, session_id, position, type, sender, author, recipient, content, metadata, run_id)
+            select coalesce(%(id)s, chaz.new_id()), %(tenant)s, %(session_id)s, head.position, %(type)s, %(sender)s,
+                %(author)s, %(recipient)s, %(content)s, %(metadata)s, %(run_id)s
             from head returning position
             """,
             {
+                "id": id,
                 "session_id": session_id,
                 "tenant": tenant,
                 "type": type,

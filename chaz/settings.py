@@ -12,6 +12,7 @@ from urllib.parse import SplitResult, quote, unquote, urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from chaz.asking import Approving
 from chaz.errors import ConfigurationError
 
 # libpq takes several, separated by commas.
@@ -41,6 +42,13 @@ class Settings(BaseModel):
     webhook_secret: str = Field(default="", repr=False)
     """What listeners sign webhooks with."""
 
+    approvers: str = ""
+    """Who may approve calls and answer questions in sessions that name nobody: names or globs, separated by commas."""
+    auto_approve: str = ""
+    """Tools that need no approval in sessions that do not say (globs, separated by commas), unless they always do."""
+    approval_timeout: float = Field(default=300.0, gt=0, le=86_400 * 365)
+    """How long a person's word is waited for."""
+
     beat: float = Field(default=3.0, gt=0)
     """How often a worker process renews its lease."""
     lease: float = Field(default=15.0, gt=0)
@@ -61,6 +69,11 @@ class Settings(BaseModel):
     """How long PostgreSQL may owe an answer before a connection counts as lost."""
     tool_threads: int = Field(default=64, ge=1)
     """Threads for synchronous tools in a worker process."""
+
+    @property
+    def approving(self) -> Approving:
+        """What holds of approvals in sessions that say nothing."""
+        return Approving(names_of(self.approvers), names_of(self.auto_approve), self.approval_timeout)
 
     @classmethod
     def from_env(cls, environ: Mapping[str, str] | None = None, **overrides: object) -> Settings:
@@ -102,6 +115,11 @@ class Settings(BaseModel):
                 "CHAZ_DATABASE_URL is no URL; in a user's name or password write / as %2F, @ as %40, # as %23, ? as %3F"
             )
         return self.database_url
+
+
+def names_of(text: str) -> tuple[str, ...]:
+    """Names separated by commas."""
+    return tuple(name for part in text.split(",") if (name := part.strip()))
 
 
 def without_secrets(url: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any, TypedDict, cast
 from uuid import UUID, uuid4
@@ -15,7 +15,7 @@ from psycopg.rows import tuple_row
 
 from chaz.callbacks import TaskCallback, Webhook, callback_of
 from chaz.database import chaz_errors, translated
-from chaz.entries import FROM_PRODUCERS, Author, Budget, EntryType, safe_text, session_id
+from chaz.entries import FROM_PRODUCERS, Author, Budget, EntryType, OnMessage, safe_text, session_id
 from chaz.errors import ConfigurationError, InvalidEntry
 from chaz.sessionlog import SEND, Submission
 
@@ -47,6 +47,24 @@ class SendOptions(TypedDict, total=False):
     """Who is told of the run's end, at least once: a webhook's URL or a Celery signature (:mod:`chaz.callbacks`)."""
     connection: object
     """Send inside the caller's own transaction: a psycopg or SQLAlchemy connection (or SQLAlchemy session)."""
+
+
+class SessionOptions(TypedDict, total=False):
+    """What may be said of a session."""
+
+    on_message: OnMessage
+    """What a message does that comes while the session is busy.
+
+    ``coalesce`` (the default): one run answers all that came by its start. ``each``: a run of its own. ``reject``: its
+    run fails at once. ``interrupt``: the run at work ends in its favour. ``steer``: the run at work hears it between
+    two steps. Directives always wait for their turn.
+    """
+    approvers: Sequence[str]
+    """Who may approve calls and answer questions: names or globs. None named: whatever needs a word is denied."""
+    auto_approve: Sequence[str]
+    """Tools that need no approval, by globs, unless they always do."""
+    approval_timeout: float | timedelta
+    """How long a person's word is waited for; seconds, or a ``timedelta``."""
 
 
 class Target:

@@ -9,8 +9,10 @@ import asyncio
 import logging
 from dataclasses import astuple, dataclass, replace
 from datetime import timedelta
+from functools import partial
 from uuid import UUID
 
+from chaz import approvals
 from chaz.aside import Aside
 from chaz.completion import close_run
 from chaz.database import Database, Transaction
@@ -34,6 +36,7 @@ class Due:
     interrupting: bool
     lost: bool
     late: bool
+    overdue: bool
     untold: bool
     callbacks: bool
     behind: bool
@@ -68,6 +71,7 @@ async def due(database: Database, *, lease: float = 0.0) -> Due:
             or exists (select from chaz.runs r
                 where r.state = 'queued' and (
                     {GIVEN_UP} or not exists (select from chaz.agents a where a.name = r.agent))) as late,
+            exists (select from chaz.approvals where decision is null and expires_at <= now()) as overdue,
             exists (select from chaz.runs where audit_after <= now()) as untold,
             exists (select from chaz.callbacks where due_at <= now() and given_up_at is null) as callbacks
         """,
@@ -209,6 +213,24 @@ async def close_late(
             continue
         if events is not None:
             closed.append((row["id"], reason, events))
+    return closed
+
+
+async def time_out_requests(database: Database, *, aside: Aside) -> list[UUID]:
+    """Close the requests to people whose time is over; which they were. What cannot be is put ``aside``."""
+    closed: list[UUID] = []
+    for id in await database.transact(approvals.overdue):
+        if id in aside:
+            continue
+        try:
+            if await database.transact(partial(approvals.time_out, id=id)):
+                closed.append(id)
+        except (DatabaseUnavailable, asyncio.CancelledError):
+            raise
+        except Exception:
+            # One bad row never holds up the others.
+            pause = aside.put(id)
+            logger.exception("listener: request=%s cannot be closed; set aside for %g s", id, pause)
     return closed
 
 

@@ -322,7 +322,13 @@ class WorkerProcess:
 
     async def _run_until_it_leaves(self, agent: Agent, claim: Claim) -> engine.CameTo:
         run_journal = RunJournal(
-            self._database, claim, agent.version, agent.budget, self._audit.tell, self.wait_for_lease
+            self._database,
+            claim,
+            agent.version,
+            agent.budget,
+            self._settings.approving,
+            self._audit.tell,
+            self.wait_for_lease,
         )
         replay = claim.attempt > 1
         while True:

@@ -1,7 +1,8 @@
 """The command line. ``chaz --help`` lists the commands; each is a module of this package.
 
 Exit codes: 0 done; 1 the run failed, or an unexpected error; 2 a wrong command line; 3 the run was cancelled;
-65 wrong input; 66 no such session, agent or run; 69 a service is away; 75 the wait timed out; 78 a wrong setting.
+65 wrong input; 66 no such session, agent, run or request; 69 a service is away; 75 the wait timed out;
+77 not permitted; 78 a wrong setting.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import traceback
 from collections.abc import Sequence
 
 from chaz import __version__
-from chaz.cli import demo, looking, operating, pausing, processes, schema, sending, sessions, tree, up
+from chaz.cli import deciding, demo, looking, operating, pausing, processes, schema, sending, sessions, tree, up
 from chaz.errors import ChazError
 
 
@@ -37,7 +38,7 @@ def parser() -> argparse.ArgumentParser:
     # What brings its own database takes none.
     for module in (demo, up):
         module.add_commands(commands, local)
-    for module in (sending, sessions, looking, tree, pausing, processes, schema, operating):
+    for module in (sending, sessions, looking, tree, deciding, pausing, processes, schema, operating):
         module.add_commands(commands, common)
     return top
 

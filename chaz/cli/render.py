@@ -18,6 +18,8 @@ _COLOURS = {
     "tool_result": "33",
     "ack": "2",
     "note": "35",
+    "approval_request": "1;33",
+    "approval_decision": "1;33",
     "error": "1;31",
 }
 
@@ -55,6 +57,11 @@ def what(entry: Entry) -> str:
             return f"{entry.metadata.get('tool')} {'=' if outcome == 'ok' else outcome} {text}"
         case "ack":
             return f"{entry.sender} is at work (attempt {entry.metadata.get('attempt')})"
+        case "approval_request":
+            return f"{entry.sender} asks: {text}"
+        case "approval_decision":
+            decision = str(entry.metadata.get("decision", "")).replace("_", " ")
+            return f"{entry.sender}: {decision}" + (f": {text}" if text else "")
         case _:
             return f"{entry.type}: {text}"
 

@@ -13,6 +13,7 @@
 --   calls          one tool call of a step per row.        worker
 --   waits          what a parked run waits for.            the run asks; the child's end answers
 --   cancellations  runs that are to end, with their trees.  anybody asks by chaz.cancel(); the listener ends them
+--   approvals      what runs asked people: whether a call may be made, or a question; and the word that came back.
 --   callbacks      what is told of a run's end, and to whom; due once it has ended, gone once it has been told.
 --   tree_budgets   what a tree of runs may use and used, by its root.
 --   workers        one lease per worker process (an incarnation, never a machine's name). Only it updates its row.
@@ -26,7 +27,7 @@
 -- tree_budgets, workers.
 --
 -- States that must not happen raise:  CZ001 invalid entry   CZ002 conflict   CZ003 unknown session   CZ004 append-only
---                                     CZ005 unknown run
+--                                     CZ005 unknown run     CZ006 unknown request
 
 create function chaz.new_id() returns uuid
 language sql volatile parallel safe
@@ -108,6 +109,37 @@ begin
 end
 $$;
 
+-- A decision is worth what its sender is: only whoever has the role may bring one, and the role's name is kept with it.
+do $$
+begin
+    create role chaz_approver nologin;
+exception
+    when duplicate_object or unique_violation then null;
+end
+$$;
+
+create function chaz.check_decision() returns trigger
+language plpgsql set search_path = pg_catalog, pg_temp
+as $$
+begin
+    if new.author = 'agent' then
+        raise exception 'an agent decides nothing: % cannot send an approval_decision', quote_literal(new.sender)
+            using errcode = 'CZ001';
+    elsif new.author <> 'system' then
+        if current_user <> (select tableowner from pg_tables where schemaname = 'chaz' and tablename = 'entries')
+            and not pg_has_role(current_user, 'chaz_approver', 'usage') then
+            raise exception 'the role % may not decide', quote_ident(session_user)
+                using errcode = 'insufficient_privilege', hint = 'grant chaz_approver to it.';
+        end if;
+        new.metadata := new.metadata || jsonb_build_object('decided_as', session_user);
+    end if;
+    return new;
+end
+$$;
+
+create trigger entries_decision before insert on chaz.entries for each row
+    when (new.type = 'approval_decision' and new.position is null) execute function chaz.check_decision();
+
 -- Placing is the one change that an entry goes through: position from null to a number, and nothing else.
 create trigger entries_append_only_update before update on chaz.entries for each row
     when (current_user <> 'chaz_retention' and not (
@@ -184,6 +216,10 @@ create table chaz.sessions (
     deadline      timestamptz, -- none may last longer
     detached      boolean     not null default false, -- they outlive the cancelling of the run that opened it
     on_message    text        not null default 'coalesce',
+    -- what its runs may do without a person's word, and who gives that; null: as the deployment says
+    approvers        text[],   -- names or globs; none: whatever needs a word is denied
+    auto_approve     text[],   -- tools, by globs
+    approval_timeout interval,
     created_at    timestamptz not null default clock_timestamp(),
     constraint sessions_name unique (tenant, name),
     constraint sessions_on_message check (on_message in ('coalesce', 'each', 'reject', 'interrupt', 'steer'))
@@ -291,6 +327,7 @@ create table chaz.runs (
     crashes          integer     not null default 0,
     suspect          boolean     not null default false,  -- a worker was lost during a call of it: it runs alone
     lost_alone       boolean     not null default false,  -- and was lost again while it did: it is given up
+    approve_all      boolean     not null default false,  -- a person has approved whatever else it calls
     worker_id        uuid,
     claim            uuid,
     ack_position     bigint,
@@ -460,12 +497,45 @@ create table chaz.waits (
     created_at   timestamptz not null default clock_timestamp(),
     answered_at  timestamptz,
     constraint waits_pkey primary key (run_id, step, ordinal),
-    constraint waits_call foreign key (run_id, step, ordinal) references chaz.calls,
-    constraint waits_kind check (kind in ('child')),
-    constraint waits_child check (kind <> 'child' or child_run_id is not null),
+    -- A call that waits to be approved has not started: it has no row in calls, and starting it takes the wait away.
+    constraint waits_step foreign key (run_id, step) references chaz.steps,
+    constraint waits_kind check (kind in ('child', 'approval', 'question')),
+    constraint waits_child check ((kind = 'child') = (child_run_id is not null)),
     constraint waits_answered check ((answer is null) = (answered_at is null))
 );
 create index waits_open on chaz.waits (child_run_id) where answer is null;
+
+create table chaz.approvals (
+    id             uuid        not null constraint approvals_pkey primary key,  -- its approval_request entry's, too
+    kind           text        not null,
+    run_id         uuid        not null,
+    step           integer     not null,
+    ordinal        integer     not null,
+    tenant         text        not null,
+    session_id     uuid        not null,  -- where it is asked: the run's own session, or that of its tree's root
+    agent          text        not null,
+    tool           text        not null,
+    risk           text        not null,
+    shown          text        not null,  -- the arguments, sensitive ones masked; or the question
+    digest         text        not null,  -- of the exact call
+    choices        text[],                -- of a question: what may be answered; null: anything
+    approvers      text[]      not null,  -- the deployment's, where the session names none
+    asked_at       timestamptz not null default clock_timestamp(),
+    expires_at     timestamptz not null,
+    decision       text,
+    decided_by     text,
+    decided_as     text,                  -- the database's role that brought the decision
+    reason         text,
+    decided_at     timestamptz,
+    constraint approvals_call unique (run_id, step, ordinal),
+    constraint approvals_kind check (kind in ('approval', 'question')),
+    constraint approvals_risk check (risk in ('low', 'medium', 'high')),
+    constraint approvals_decision check (
+        decision in ('approve', 'approve_all', 'deny', 'answer', 'timed_out', 'cancelled')),
+    constraint approvals_decided check ((decision is null) = (decided_at is null) and (decision is null) = (decided_by is null))
+);
+create index approvals_open on chaz.approvals (session_id, asked_at) where decision is null;
+create index approvals_expiry on chaz.approvals (expires_at) where decision is null;
 
 
 -- The one door -------------------------------------------------------------------------------------------------------
@@ -507,8 +577,10 @@ declare
 begin
     if session is null or length(session) not between 1 and 200 then
         raise exception 'a session''s name has 1 to 200 characters, not %', coalesce(length(session), 0) using errcode = 'CZ001';
-    elsif type is null or type not in ('message', 'directive', 'approval_decision', 'compaction_request') then
-        raise exception 'a producer cannot send an entry of type %; it may send message, directive, approval_decision or compaction_request',
+    elsif type = 'approval_decision' then
+        raise exception 'a decision is sent by chaz.decide' using errcode = 'CZ001';
+    elsif type is null or type not in ('message', 'directive', 'compaction_request') then
+        raise exception 'a producer cannot send an entry of type %; it may send message, directive or compaction_request',
             coalesce(quote_literal(type), 'null') using errcode = 'CZ001';
     elsif author is null or author not in ('human', 'program') then
         raise exception 'a producer is a human or a program, not %', coalesce(quote_literal(author), 'null') using errcode = 'CZ001';
@@ -598,24 +670,36 @@ $$;
 
 
 create function chaz.configure_session(
-    session      text,
-    on_message   text,
-    tenant       text    default '',
-    open_session boolean default false
+    session          text,
+    on_message       text     default null,
+    tenant           text     default '',
+    open_session     boolean  default false,
+    approvers        text[]   default null,
+    auto_approve     text[]   default null,
+    approval_timeout interval default null
 ) returns uuid
 language plpgsql
 as $$
--- Say what a message does that comes while the session is busy; holds for messages placed from its commit on. It locks
--- the session's row only, and makes it if need be: a name makes its session, a uuid with `open_session`.
+-- Say what a message does that comes while the session is busy, who may approve its agents' calls (names or globs; an
+-- empty array: nobody), which tools need no approval, and how long one is waited for. Null leaves a thing as it is. Holds
+-- for what is placed or asked from its commit on. It locks the session's row only, and makes it if need be: a name
+-- makes its session, a uuid with `open_session`.
 #variable_conflict use_variable
 declare
     session_id uuid;
 begin
     if session is null or length(session) not between 1 and 200 then
         raise exception 'a session''s name has 1 to 200 characters, not %', coalesce(length(session), 0) using errcode = 'CZ001';
-    elsif on_message is null or on_message not in ('coalesce', 'each', 'reject', 'interrupt', 'steer') then
-        raise exception 'on_message is coalesce, each, reject, interrupt or steer, not %',
-            coalesce(quote_literal(on_message), 'null') using errcode = 'CZ001';
+    elsif on_message not in ('coalesce', 'each', 'reject', 'interrupt', 'steer') then
+        raise exception 'on_message is coalesce, each, reject, interrupt or steer, not %', quote_literal(on_message)
+            using errcode = 'CZ001';
+    elsif approval_timeout <= interval '0' or approval_timeout > interval '10 years' then
+        raise exception 'an approval_timeout is more than 0 s and at most ten years, not %', approval_timeout
+            using errcode = 'CZ001';
+    elsif exists (select from unnest(approvers || auto_approve) as name
+            where name is null or length(name) not between 1 and 200) then
+        raise exception 'approvers and auto_approve are names or globs of 1 to 200 characters, not %',
+            approvers || auto_approve using errcode = 'CZ001';
     end if;
     if session ~* '^[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}$' then
         session_id := session::uuid;
@@ -628,14 +712,69 @@ begin
     end if;
     -- Placing, which would wait for a row that is being made, leaves the session to a later round meanwhile.
     perform pg_advisory_xact_lock(chaz.opening_key(session_id));
-    insert into chaz.sessions as s (id, tenant, name, on_message) values (session_id, tenant, session, on_message)
-    on conflict (id) do update set on_message = excluded.on_message where s.tenant = excluded.tenant;
+    insert into chaz.sessions as s (id, tenant, name, on_message, approvers, auto_approve, approval_timeout)
+    values (session_id, tenant, session, coalesce(on_message, 'coalesce'), approvers, auto_approve, approval_timeout)
+    on conflict (id) do update set
+        on_message = coalesce(on_message, s.on_message), approvers = coalesce(approvers, s.approvers),
+        auto_approve = coalesce(auto_approve, s.auto_approve),
+        approval_timeout = coalesce(approval_timeout, s.approval_timeout)
+    where s.tenant = excluded.tenant;
     if not found then
         raise exception 'no session %', session_id using errcode = 'CZ003', detail = session_id::text;
     end if;
     return session_id;
 end
 $$;
+
+
+-- A person's word ------------------------------------------------------------------------------------------------------
+
+create function chaz.decide(request uuid, decision text, who text, reason text default '') returns uuid
+language plpgsql security definer set search_path = pg_catalog, pg_temp
+as $$
+-- Say `approve`, `approve_all` (whatever else the run calls) or `deny` of a request, or `answer` a question with the text
+-- of `reason`: the entry's id; null if it has been decided already. One INSERT, which takes no lock: the listener that
+-- places the entry decides whether `who` may, and whether it came first and in time.
+#variable_conflict use_variable
+declare
+    asked    chaz.approvals;
+    entry_id uuid;
+begin
+    if decision is null or decision not in ('approve', 'approve_all', 'deny', 'answer') then
+        raise exception 'a decision is approve, approve_all, deny or answer, not %', coalesce(quote_literal(decision), 'null')
+            using errcode = 'CZ001';
+    elsif who is null or length(who) not between 1 and 200 then
+        raise exception 'who decides has 1 to 200 characters, not %', coalesce(length(who), 0) using errcode = 'CZ001';
+    elsif reason is null or length(reason) > 100000 then
+        raise exception 'a reason has 100000 characters at most, not %', coalesce(length(reason)::text, 'null')
+            using errcode = 'CZ001';
+    end if;
+    select * into asked from chaz.approvals a where a.id = request;
+    if not found then
+        raise exception 'no request %', coalesce(request::text, 'null')
+            using errcode = 'CZ006', detail = coalesce(request::text, 'null');
+    elsif decision = 'answer' and asked.kind <> 'question' then
+        raise exception 'request % is to be approved or denied; it is no question to answer', request using errcode = 'CZ001';
+    elsif decision in ('approve', 'approve_all') and asked.kind = 'question' then
+        raise exception 'request % is a question; answer it with a text, or deny it', request using errcode = 'CZ001';
+    elsif decision = 'answer' and reason <> all(asked.choices) then
+        raise exception 'the answer to request % is one of %', request, array_to_string(asked.choices, ', ')
+            using errcode = 'CZ001';
+    elsif decision = 'answer' and btrim(reason, E' \t\r\n') = '' then
+        raise exception 'an answer needs a text, and this one is empty' using errcode = 'CZ001';
+    elsif asked.decision is not null then
+        return null;
+    end if;
+    insert into chaz.entries (tenant, session_id, type, sender, author, content, metadata)
+    values (asked.tenant, asked.session_id, 'approval_decision', who, 'human', reason,
+        jsonb_build_object('request', request, 'decision', decision))
+    returning id into entry_id;
+    return entry_id;
+end
+$$;
+revoke execute on function chaz.decide(uuid, text, text, text) from public;
+grant execute on function chaz.decide(uuid, text, text, text) to chaz_approver;
+grant usage on schema chaz to chaz_approver;
 
 
 -- Taking it back -----------------------------------------------------------------------------------------------------
