@@ -28,6 +28,9 @@ EntryType = Literal[
 ]
 OnMessage = Literal["coalesce", "each", "reject", "interrupt", "steer"]
 """What a message does that comes while its session is busy."""
+SecretsPolicy = Literal["redact", "block", "off"]
+"""What is done with a secret that is about to leave a worker."""
+
 Author = Literal["human", "program", "agent", "system"]
 
 # Allow-lists: a new type is neither until it is named here.

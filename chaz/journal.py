@@ -1,6 +1,7 @@
 """The store of a run's steps and calls: written before and after each effect, so that a run can be replayed.
 
-A tool's arguments and results are kept exactly, for workers only; the audit events made here carry what may leave.
+A tool's arguments are kept exactly, for workers only; the audit events made here carry what may leave. A result is
+kept as the model was told it.
 """
 
 from __future__ import annotations
@@ -157,16 +158,17 @@ async def reserve(tx: Transaction, claim: Claim, *, step: int, tokens: int, cost
 
 async def start_call(tx: Transaction, claim: Claim, *, step: int, ordinal: int, call: ToolCall) -> AuditEvent:
     """Store that a call starts, before it does; the event to tell."""
-    event = await _event(tx, claim, "tool_call", step, ordinal, call, content=call.arguments)
+    content = call.arguments if call.shown is None else call.shown
+    event = await _event(tx, claim, "tool_call", step, ordinal, call, content=content)
     await tx.execute(
         """
         with approved as (
             delete from chaz.waits where (run_id, step, ordinal) = (%(run)s, %(step)s, %(ordinal)s)
                 and kind = 'approval')
         insert into chaz.calls
-            (run_id, step, ordinal, call_id, tool, arguments, attempt, call_position, call_seq, started_at)
-        values (%(run)s, %(step)s, %(ordinal)s, %(call_id)s, %(tool)s, %(arguments)s, %(attempt)s, %(position)s,
-            %(seq)s, %(at)s)
+            (run_id, step, ordinal, call_id, tool, arguments, shown, attempt, call_position, call_seq, started_at)
+        values (%(run)s, %(step)s, %(ordinal)s, %(call_id)s, %(tool)s, %(arguments)s, %(shown)s, %(attempt)s,
+            %(position)s, %(seq)s, %(at)s)
         """,
         {
             "run": claim.run_id,
@@ -174,7 +176,8 @@ async def start_call(tx: Transaction, claim: Claim, *, step: int, ordinal: int, 
             "ordinal": ordinal,
             "call_id": event.call_id,
             "tool": event.tool,
-            "arguments": event.content,
+            "arguments": safe_text(call.arguments, MAX_RESULT),
+            "shown": None if call.shown is None else event.content,
             "attempt": claim.attempt,
             "position": event.position,
             "seq": event.seq,
@@ -248,7 +251,7 @@ def call_event(row: Row) -> AuditEvent:
         seq=row["call_seq"],
         at=row["started_at"],
         attempt=row["attempt"],
-        content=row["arguments"],
+        content=row["arguments"] if row["shown"] is None else row["shown"],
         **_common(row),
     )
 

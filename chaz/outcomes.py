@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 RunState = Literal["pending", "queued", "running", "parked", "succeeded", "failed", "cancelled", "superseded"]
 FINAL_STATES: frozenset[RunState] = frozenset({"succeeded", "failed", "cancelled"})
@@ -43,6 +43,10 @@ class ToolCall(BaseModel):
     tool: str
     arguments: str
     """JSON text exactly as the model wrote it; it may be malformed."""
+    shown: str | None = Field(default=None, exclude=True)
+    """The arguments as they may be shown, where these hold what must not leave the worker."""
+    secrets: tuple[str, ...] = Field(default=(), exclude=True)
+    """The kinds of the secrets in them."""
 
 
 class Turn(BaseModel):
@@ -78,9 +82,9 @@ class CallOutcome(BaseModel):
 def typed_error(word: str, text: str) -> CallOutcome:
     """An error that the model is told, and that code can tell by its word.
 
-    Of a call: ``unknown_tool``, ``not_allowed``; of a spawn besides: ``bad_arguments``, ``too_deep``, ``over_budget``,
-    ``past_deadline``; of a child: ``failed``, ``cancelled``, ``timed_out``, ``unknown_agent``, ``over_budget``;
-    of ``agent_result``: ``unknown_run``.
+    Of a call: ``unknown_tool``, ``not_allowed``, ``secret_arguments``, ``withheld``; of a spawn besides:
+    ``bad_arguments``, ``too_deep``, ``over_budget``, ``past_deadline``; of a child: ``failed``, ``cancelled``,
+    ``timed_out``, ``unknown_agent``, ``over_budget``; of ``agent_result``: ``unknown_run``.
     """
     return CallOutcome(kind="error", content=f"{word}: {text}", error=word)
 

@@ -13,6 +13,7 @@ from urllib.parse import SplitResult, quote, unquote, urlsplit
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from chaz.asking import Approving
+from chaz.entries import SecretsPolicy
 from chaz.errors import ConfigurationError
 
 # libpq takes several, separated by commas.
@@ -67,6 +68,8 @@ class Settings(BaseModel):
     """Connections of a process to PostgreSQL, at most."""
     database_silence: float = Field(default=30.0, ge=1)
     """How long PostgreSQL may owe an answer before a connection counts as lost."""
+    secrets: SecretsPolicy = "redact"
+    """What workers do with secrets in tools' arguments and results: ``redact``, ``block``, or ``off`` for nothing."""
     tool_threads: int = Field(default=64, ge=1)
     """Threads for synchronous tools in a worker process."""
 

@@ -24,6 +24,7 @@ from chaz.errors import ChazError, DatabaseUnavailable
 from chaz.revoking import cancel_revoked, hear_in_worker
 from chaz.runs import Served, register_agents
 from chaz.runtime.agents import Agents, load_agents
+from chaz.runtime.egress import Egress
 from chaz.runtime.models import resolve_model
 from chaz.schema import require_current
 from chaz.settings import without_secrets
@@ -108,6 +109,7 @@ def load(sender: str, conf: Any, **_: object) -> None:
         agents = load_agents(settings.agents)
         for agent in agents.values():
             resolve_model(agent.model)
+        Egress(settings.secrets)
         check(settings)
         asyncio.run(_register(database_url, agents))
     except ChazError as error:

@@ -7,6 +7,7 @@ import logging
 import os
 import threading
 import time
+import traceback
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from datetime import timedelta
@@ -21,7 +22,7 @@ from chaz import completion, journal, runs, sessionlog, steering, workers
 from chaz.aborting import AbortEar
 from chaz.audit.publisher import AuditPublisher
 from chaz.database import CONNECT_TIMEOUT, Database, Transaction, connect_blocking
-from chaz.entries import Budget, Entry
+from chaz.entries import Budget, Entry, safe_text
 from chaz.errors import ChazError, ConfigurationError, DatabaseUnavailable, ModelError, StaleAttempt
 from chaz.loops import LoopThread, loop_thread
 from chaz.outcomes import RunOutcome
@@ -30,8 +31,10 @@ from chaz.runs import Attempt, Claim, Unclaimed
 from chaz.runtime import engine
 from chaz.runtime.agents import Agent, Agents
 from chaz.runtime.context import build_history, spoken
+from chaz.runtime.egress import Egress
 from chaz.runtime.engine import Answered, Failed, GivenBack, Parked, Record, RunContext
 from chaz.runtime.models import ChatModel, HistoryMessage, resolve_model
+from chaz.runtime.ownsecrets import own_secrets
 from chaz.runtime.threads import ToolThreads
 from chaz.settings import Settings
 from chaz.writes import LOST_PAUSE, surely
@@ -81,6 +84,8 @@ class WorkerProcess:
         self._audit = AuditPublisher(settings)
         self._models: dict[str, ChatModel] = {}
         self._threads = ToolThreads(settings.tool_threads)
+        own = own_secrets(os.environ, settings.database_url, settings.listen_url, settings.broker_url)
+        self._egress = Egress(settings.secrets, own)
         self._owned: dict[UUID, _Owned] = {}
         self._ear = AbortEar(settings, self._abort)
         self._unknown: set[Attempt] = set()
@@ -100,6 +105,8 @@ class WorkerProcess:
         """Open the database and take the lease. Raises DatabaseUnavailable."""
         self._loop.run(self._database.open())
         self._beating.start()
+        # Beside the first claim. No daemon: the interpreter must not end inside a library that is not Python's.
+        threading.Thread(target=self._egress.load, name="chaz-egress").start()
         if not self._first_beat.wait(CONNECT_TIMEOUT + 5):
             raise DatabaseUnavailable(self._database.address, "no lease could be taken")
         self._loop.loop.call_soon_threadsafe(self._ear.open)
@@ -300,21 +307,27 @@ class WorkerProcess:
         except (StaleAttempt, DatabaseUnavailable):
             raise
         except Exception as error:
-            logger.exception("worker: run=%s failed by a fault of chaz or of its agent's definition", claim.run_id)
+            # The traceback as text, because what was raised may quote anything.
+            what = await self._egress.text(traceback.format_exc())
+            logger.error(
+                "worker: run=%s failed by a fault of chaz or of its agent's definition\n%s", claim.run_id, what
+            )
             came_to = Failed("internal", f"{type(error).__name__}: {error}")
         match came_to:
             case Parked():
                 logger.info("parked run=%s waits for %s", claim.run_id, came_to.waits_for)
                 return LetGo(f"parked: waits for {came_to.waits_for}")
             case GivenBack():
-                how = {"wait": came_to.wait, "reason": came_to.reason, "cleared": self._isolation}
+                reason = await self._egress.text(came_to.reason)
+                how = {"wait": came_to.wait, "reason": reason, "cleared": self._isolation}
                 await self._finish(claim, partial(runs.give_back, attempt=claim, **how), gave=None)
-                logger.info("given back run=%s for %.1f s: %s", claim.run_id, came_to.wait, came_to.reason)
-                return LetGo(f"given back: {came_to.reason}")
+                logger.info("given back run=%s for %.1f s: %s", claim.run_id, came_to.wait, reason)
+                return LetGo(f"given back: {reason}")
             case Answered():
-                outcome = RunOutcome(state="succeeded", text=came_to.text)
+                outcome = RunOutcome(state="succeeded", text=await self._egress.text(safe_text(came_to.text)))
             case Failed():
-                outcome = RunOutcome(state="failed", reason=came_to.reason, text=came_to.text)
+                text = await self._egress.text(safe_text(came_to.text))
+                outcome = RunOutcome(state="failed", reason=came_to.reason, text=text)
         # What a commit in doubt had to tell is told again from the journal.
         self._audit.tell(await self._finish(claim, partial(completion.end_run, claim=claim, outcome=outcome), gave=[]))
         logger.info("ended run=%s %s %s", claim.run_id, outcome.state, outcome.reason)
@@ -383,6 +396,7 @@ class WorkerProcess:
             calls={(call.step, call.ordinal): Record(call.outcome, call.answer, call.waiting) for call in calls},
             heard={step: spoken(entries) for step, entries in heard.items()},
             stopping=self._give_back_at,
+            egress=self._egress,
         )
 
     def _model(self, name: str) -> ChatModel:

@@ -14,11 +14,14 @@ from decimal import Decimal
 from typing import Protocol
 from uuid import UUID
 
+from chaz.entries import SecretsPolicy
 from chaz.errors import ModelUnavailable
 from chaz.lineage import Scope, Spawn, in_scope
 from chaz.outcomes import CallOutcome, Room, ToolCall, Turn, Usage, typed_error
 from chaz.runtime.agents import Agent
 from chaz.runtime.builtin import AGENT_RESULT, SPAWN_AGENT
+from chaz.runtime.delimiting import DATA_RULE, delimited
+from chaz.runtime.egress import Egress
 from chaz.runtime.models import (
     AssistantMessage,
     ChatModel,
@@ -147,6 +150,8 @@ class RunContext:
     max_steps: int
     depth_left: int
     """How many levels deep it may spawn."""
+    egress: Egress
+    """What takes the secrets out of all that leaves."""
     scope: Scope = ()
     """Which of its agent's tools it may use."""
     limited: bool = False
@@ -203,11 +208,24 @@ async def run(context: RunContext) -> CameTo:
             return Parked(", ".join(name if n == 1 else f"{n} x {name}" for name, n in counts.items()))
         history.append(AssistantMessage(turn=turn))
         history.extend(
-            ToolMessage(call_id=call.id, tool=call.tool, content=outcome.content, is_error=outcome.kind != "ok")
-            for call, outcome in zip(turn.calls, outcomes, strict=True)
+            _result(context, step, ordinal, call, outcome)
+            for ordinal, (call, outcome) in enumerate(zip(turn.calls, outcomes, strict=True))
             if outcome is not None
         )
     return Failed("steps", f"no answer after {context.max_steps} steps, though the last one had no tools")
+
+
+def _result(context: RunContext, step: int, ordinal: int, call: ToolCall, outcome: CallOutcome) -> ToolMessage:
+    """A call's result as the model sees it: what a tool or an agent gave, as data; chaz's own words as they are."""
+    own = outcome.kind in {"cancelled", "unknown"} or outcome.error not in {"", "failed"}
+    content = outcome.content if own else delimited(outcome.content, f"{context.run_id}:{step}:{ordinal}")
+    return ToolMessage(call_id=call.id, tool=call.tool, content=content, is_error=outcome.kind != "ok")
+
+
+def _system(context: RunContext) -> str:
+    """The agent's instructions; where it has tools, with the rule for what they give."""
+    instructions = context.agent.instructions
+    return f"{instructions}\n\n{DATA_RULE}" if context.agent.tool_names else instructions
 
 
 async def stops_within(stopping: asyncio.Event, seconds: float) -> bool:
@@ -223,7 +241,7 @@ async def _reserve(context: RunContext, step: int, history: Sequence[HistoryMess
     """Hold what the next turn is thought to take: about a token for 4 characters, and some for the answer."""
     if not context.limited:
         return "free"
-    shown = [context.agent.instructions, *(message.model_dump_json() for message in history)]
+    shown = [_system(context), *(message.model_dump_json() for message in history)]
     shown += [schema.model_dump_json() for schema in context.agent.schemas(context.scope)]
     usage = Usage(prompt=sum(map(len, shown)) // 4, completion=ANSWER)
     cost = context.agent.cost(context.model_name, usage)
@@ -233,7 +251,7 @@ async def _reserve(context: RunContext, step: int, history: Sequence[HistoryMess
 async def _ask(context: RunContext, history: Sequence[HistoryMessage], *, last: bool) -> Turn | GivenBack:
     """The model's next turn; what may pass is tried again, unless the wait is too long for a slot."""
     # On the last step an answer is asked for without tools, so that a run ends in text.
-    system = context.agent.instructions + (f"\n\n{LAST_STEP}" if last else "")
+    system = _system(context) + (f"\n\n{LAST_STEP}" if last else "")
     tools: Sequence[ToolSchema] = [] if last else context.agent.schemas(context.scope)
     for attempt in range(1, MODEL_TRIES + 1):
         await context.journal.wait_for_lease()
@@ -264,9 +282,10 @@ async def _call(context: RunContext, step: int, ordinal: int, call: ToolCall) ->
     journal = context.journal
     call = call.model_copy(update={"tool": context.agent.named(call.tool)})
     record = context.calls.get((step, ordinal))
+    if record is not None and (record.outcome is not None or record.waiting):
+        return record.outcome
+    call = await context.egress.shown(call, _policy(context, call))
     if record is not None:
-        if record.outcome is not None or record.waiting:
-            return record.outcome
         tool = context.agent.tools.get(call.tool)
         if record.answer is not None:
             outcome = record.answer
@@ -278,13 +297,15 @@ async def _call(context: RunContext, step: int, ordinal: int, call: ToolCall) ->
         return outcome
     await journal.wait_for_lease()
     outcome = _refused(context, call)
+    # What another agent is told goes to the log and to its model.
+    asked = call if call.shown is None else call.model_copy(update={"arguments": call.shown})
     if outcome is None and call.tool == SPAWN_AGENT:
-        spawn = wanted_spawn(call, context.agent, context.scope, context.depth_left)
+        spawn = wanted_spawn(asked, context.agent, context.scope, context.depth_left)
         if isinstance(spawn, Spawn):
             return await journal.start_spawn(step, ordinal, call, spawn)
         outcome = spawn
     elif outcome is None and call.tool == AGENT_RESULT:
-        child = wanted_result(call)
+        child = wanted_result(asked)
         if isinstance(child, UUID):
             return await journal.ask_for(step, ordinal, call, child)
         outcome = child
@@ -305,10 +326,18 @@ def _refused(context: RunContext, call: ToolCall) -> CallOutcome | None:
         word, why = "unknown_tool", f"there is no tool {call.tool!r}"
     elif not in_scope(context.scope, call.tool):
         word, why = "not_allowed", f"you were spawned without the tool {call.tool!r}"
+    elif call.secrets and _policy(context, call) == "block":
+        what = ", ".join(call.secrets)
+        return typed_error("secret_arguments", f"{call.tool} was not called: its arguments contain a secret ({what})")
     else:
         return None
     known = ", ".join(schema.name for schema in context.agent.schemas(context.scope)) or "none"
     return typed_error(word, f"{why}; your tools are: {known}")
+
+
+def _policy(context: RunContext, call: ToolCall) -> SecretsPolicy:
+    tool = context.agent.tools.get(call.tool)
+    return context.egress.policy if tool is None else tool.secrets or context.egress.policy
 
 
 async def _execute(context: RunContext, step: int, ordinal: int, call: ToolCall) -> CallOutcome:
@@ -316,8 +345,9 @@ async def _execute(context: RunContext, step: int, ordinal: int, call: ToolCall)
         return refused
     # To store the start may have taken long.
     await context.journal.wait_for_lease()
-    return await context.agent.tools[call.tool].call(
+    outcome = await context.agent.tools[call.tool].call(
         call.arguments,
         CallContext(context.run_id, context.session_id, context.agent.name, step, ordinal),
         context.threads,
     )
+    return await context.egress.outcome(call.tool, outcome, _policy(context, call))

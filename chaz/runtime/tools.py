@@ -18,9 +18,9 @@ from uuid import UUID
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 from pydantic_core import PydanticSerializationError, to_json
 
-from chaz.entries import safe_text
+from chaz.entries import SecretsPolicy
 from chaz.errors import AgentsError
-from chaz.outcomes import MAX_RESULT, CallOutcome
+from chaz.outcomes import CallOutcome
 from chaz.runtime.models import ToolSchema
 from chaz.runtime.threads import ToolThreads
 
@@ -75,11 +75,13 @@ class Tool:
         name: str | None = None,
         timeout: float = DEFAULT_TIMEOUT,
         idempotent: bool = False,
+        secrets: SecretsPolicy | None = None,
     ) -> None:
         self.function = function
         self.name = name or getattr(function, "__name__", "")
         self.timeout = timeout
         self.idempotent = idempotent
+        self.secrets = secrets
         self.place = place_of(function)
         if not _NAME.fullmatch(self.name) or len(self.shown) > MAX_SHOWN:
             raise AgentsError(
@@ -89,6 +91,8 @@ class Tool:
             )
         if timeout <= 0:
             raise AgentsError(self.place, f"tool {self.name!r} has the timeout {timeout:g} s; use more than 0")
+        if secrets not in (None, *get_args(SecretsPolicy)):
+            raise AgentsError(self.place, f"tool {self.name!r} has secrets={secrets!r}; use 'redact', 'block' or 'off'")
         self.description = inspect.getdoc(function) or ""
         if not self.description:
             raise AgentsError(
@@ -135,7 +139,8 @@ class Tool:
     async def call(self, arguments: str, context: CallContext, threads: ToolThreads) -> CallOutcome:
         """Call the function; every mistake becomes an error result for the model, and is never raised.
 
-        A synchronous function runs in a thread; past its time-out it is left behind there.
+        A synchronous function runs in a thread; past its time-out it is left behind there. What it gives is whole:
+        to be scanned before it is cut.
         """
         try:
             values = self.parse(arguments)
@@ -184,8 +189,8 @@ class Tool:
         finally:
             current_call.reset(token)
         if isinstance(result, BaseException):
-            return CallOutcome(kind="error", content=safe_text(f"{self.name} raised {_described(result)}", MAX_RESULT))
-        return CallOutcome(kind="ok", content=safe_text(str(result), MAX_RESULT))
+            return CallOutcome(kind="error", content=f"{self.name} raised {_described(result)}")
+        return CallOutcome(kind="ok", content=str(result))
 
     async def _thread_is_free(self, threads: ToolThreads) -> bool:
         """Wait for a thread, as long as the function may take."""
@@ -273,7 +278,11 @@ def _arguments_model(function: Callable[..., Any], name: str, place: str) -> tup
 def tool(function: Callable[..., Any], /) -> Tool: ...
 @overload
 def tool(
-    *, name: str | None = None, timeout: float = DEFAULT_TIMEOUT, idempotent: bool = False
+    *,
+    name: str | None = None,
+    timeout: float = DEFAULT_TIMEOUT,
+    idempotent: bool = False,
+    secrets: SecretsPolicy | None = None,
 ) -> Callable[[Callable[..., Any]], Tool]: ...
 def tool(
     function: Callable[..., Any] | None = None,
@@ -282,18 +291,20 @@ def tool(
     name: str | None = None,
     timeout: float = DEFAULT_TIMEOUT,
     idempotent: bool = False,
+    secrets: SecretsPolicy | None = None,
 ) -> Tool | Callable[[Callable[..., Any]], Tool]:
     """Make a function a tool: ``@tool`` or ``@tool(timeout=10)``.
 
     Its type hints become the schema, its docstring the description. ``name`` may have groups, as in ``web.search``, so
     that globs such as ``web.*`` stand for all of one. ``timeout`` is in seconds. ``idempotent`` says that
     a call may be made again when its worker was lost during it; otherwise the model is told that it may have run.
+    ``secrets`` says what is done with secrets in its arguments and its result, where it is not ``CHAZ_SECRETS``.
     Raises AgentsError with file and line when a model could not call it.
     """
     if function is not None:
         return Tool(function)
 
     def make(function: Callable[..., Any]) -> Tool:
-        return Tool(function, name=name, timeout=timeout, idempotent=idempotent)
+        return Tool(function, name=name, timeout=timeout, idempotent=idempotent, secrets=secrets)
 
     return make

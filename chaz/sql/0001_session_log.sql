@@ -453,6 +453,7 @@ create table chaz.calls (
     call_id         text        not null,
     tool            text        not null,
     arguments       text        not null,
+    shown           text,       -- the arguments as they may leave the worker, where a secret is in them
     attempt         integer     not null,
     state           text        not null default 'started',
     outcome         text,

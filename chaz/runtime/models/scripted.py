@@ -38,6 +38,7 @@ from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError, field_
 
 from chaz.errors import ModelError, ModelUnavailable
 from chaz.outcomes import ToolCall, Turn, Usage
+from chaz.runtime.delimiting import undelimited
 from chaz.runtime.models import (
     AssistantMessage,
     ChatModel,
@@ -145,7 +146,7 @@ class _Round(NamedTuple):
         for position, call in enumerate(self.turn.calls):
             found = next((result for result in left if result.call_id == call.id), None)
             if position == ordinal:
-                return found.content if found else None
+                return undelimited(found.content) if found else None
             if found:
                 left.remove(found)
         return None
@@ -162,7 +163,7 @@ class _Scene(NamedTuple):
 
     @property
     def results(self) -> str:
-        return "; ".join(result.content for result in self.rounds[-1].results) if self.rounds else ""
+        return "; ".join(undelimited(result.content) for result in self.rounds[-1].results) if self.rounds else ""
 
     def wrong(self, what: str) -> ModelError:
         return ModelError(self.model, f"the script in {self.place}: {what}")

@@ -20,6 +20,8 @@ from chaz.lineage import Spawn
 from chaz.outcomes import CallOutcome, Room, ToolCall, Turn, Usage, typed_error
 from chaz.runtime import engine
 from chaz.runtime.agents import Agent
+from chaz.runtime.delimiting import DATA_RULE, delimited, undelimited
+from chaz.runtime.egress import Egress
 from chaz.runtime.engine import MAY_HAVE_RUN, Answered, Failed, GivenBack, Parked, Record, RunContext
 from chaz.runtime.models import (
     AssistantMessage,
@@ -225,6 +227,7 @@ def make(threads: ToolThreads) -> Make:
             history=[UserMessage(text=text)],
             max_steps=of.max_steps,
             depth_left=of.max_depth,
+            egress=Egress("off"),
             steps=journal.steps,
             calls=journal.calls,
         )
@@ -239,7 +242,7 @@ def run(context: RunContext) -> engine.CameTo:
 
 def told(asked: Asked) -> list[tuple[str, bool]]:
     """The results that the model was shown, and whether as errors."""
-    return [(each.content, each.is_error) for each in asked.history if isinstance(each, ToolMessage)]
+    return [(undelimited(each.content), each.is_error) for each in asked.history if isinstance(each, ToolMessage)]
 
 
 @tool
@@ -266,7 +269,9 @@ def test_the_model_is_asked_as_the_agent_says(make: Make) -> None:
     model = Playing(DONE)
     lead = agent(double, "spawn_agent", may_spawn=["reader"], model_timeout=7)
     run(make(lead, model, Recorder()))
-    assert model.asked == [Asked("Lead.", [UserMessage(text="go")], ["double", "spawn_agent", "agent_result"], 7)]
+    assert model.asked == [
+        Asked(f"Lead.\n\n{DATA_RULE}", [UserMessage(text="go")], ["double", "spawn_agent", "agent_result"], 7)
+    ]
 
 
 def test_results_go_back_in_the_order_of_the_calls(make: Make) -> None:
@@ -277,10 +282,10 @@ def test_results_go_back_in_the_order_of_the_calls(make: Make) -> None:
     assert model.asked[2].history == [
         UserMessage(text="go"),
         AssistantMessage(turn=first),
-        ToolMessage(call_id="same", tool="double", content="4"),
-        ToolMessage(call_id="same", tool="double", content="6"),
+        ToolMessage(call_id="same", tool="double", content=delimited("4", f"{RUN}:0:0")),
+        ToolMessage(call_id="same", tool="double", content=delimited("6", f"{RUN}:0:1")),
         AssistantMessage(turn=journal.steps[1]),
-        ToolMessage(call_id="same", tool="double", content="10"),
+        ToolMessage(call_id="same", tool="double", content=delimited("10", f"{RUN}:1:0")),
     ]
 
 
