@@ -81,7 +81,7 @@ class Tool:
         self.name = name or getattr(function, "__name__", "")
         self.timeout = timeout
         self.idempotent = idempotent
-        self.secrets = secrets
+        self.secrets: SecretsPolicy | None = secrets
         self.place = place_of(function)
         if not _NAME.fullmatch(self.name) or len(self.shown) > MAX_SHOWN:
             raise AgentsError(

@@ -22,6 +22,7 @@ URL = "postgresql://ada:hunter2@db.example:5433/app"
         ("CHAZ_BROKER_PREFIX", "team-1.test_2", "broker_prefix", "team-1.test_2"),
         ("CHAZ_AGENTS", "shop.agents, shop.more", "agents", "shop.agents, shop.more"),
         ("CHAZ_DEFAULT_AGENT", "helper", "default_agent", "helper"),
+        ("CHAZ_SECRETS", "block", "secrets", "block"),
         ("CHAZ_TENANT", "acme", "tenant", "acme"),
         ("CHAZ_BEAT", "0.5", "beat", 0.5),
         ("CHAZ_LEASE", "60", "lease", 60.0),
