@@ -9,7 +9,7 @@ from functools import partial
 from typing import TypeVar
 from uuid import UUID
 
-from chaz import approvals, children, journal, steering
+from chaz import approvals, children, journal, rates, steering
 from chaz.asking import Approving, Ask
 from chaz.children import Asked
 from chaz.database import REFUSED, Database, Transaction
@@ -20,6 +20,7 @@ from chaz.outcomes import CallOutcome, Room, ToolCall, Turn, Usage, typed_error
 from chaz.runs import Claim
 from chaz.runtime.context import spoken
 from chaz.runtime.models import HistoryMessage
+from chaz.runtime.policy import Rate
 from chaz.writes import surely
 
 logger = logging.getLogger("chaz.worker")
@@ -82,9 +83,15 @@ class RunJournal:
         self.read_to = max([self.read_to, *(entry.position or 0 for entry in entries)])
         return spoken(entries)
 
-    async def start_call(self, step: int, ordinal: int, call: ToolCall) -> None:
+    async def admit(self, tool: str, rate: Rate, *, within: float) -> float:
+        admit = partial(rates.admit, tool=tool, burst=rate.burst, interval=rate.interval, within=within)
+        return await surely(self._database, self._claim.run_id, admit)
+
+    async def start_call(self, step: int, ordinal: int, call: ToolCall, *, shown: str) -> None:
         place = {"claim": self._claim, "step": step, "ordinal": ordinal, "call": call}
-        event = await self._write(partial(journal.start_call, **place), partial(journal.told_call, **place))
+        event = await self._write(
+            partial(journal.start_call, **place, shown=shown), partial(journal.told_call, **place)
+        )
         self._tell([event])
 
     async def finish_call(self, step: int, ordinal: int, call: ToolCall, outcome: CallOutcome) -> None:

@@ -8,9 +8,11 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping
+from typing import Any, cast
 from urllib.parse import SplitResult, quote, unquote, urlsplit
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic_core import PydanticCustomError, from_json
 
 from chaz.asking import Approving
 from chaz.entries import SecretsPolicy
@@ -37,6 +39,8 @@ class Settings(BaseModel):
     """The modules that define agents and tools, separated by commas."""
     default_agent: str = ""
     """Who answers a message in a session that has no agent."""
+    tool_policies: dict[str, dict[str, Any]] = {}
+    """How tools may be called, as JSON: policies that change those of tools and agents, by tools' names or globs."""
     tenant: str = ""
     """The tenant that a producer writes for."""
 
@@ -77,6 +81,21 @@ class Settings(BaseModel):
     def approving(self) -> Approving:
         """What holds of approvals in sessions that say nothing."""
         return Approving(names_of(self.approvers), names_of(self.auto_approve), self.approval_timeout)
+    @field_validator("tool_policies", mode="before")
+    @classmethod
+    def _from_json(cls, value: object) -> object:
+        try:
+            policies: object = from_json(value) if isinstance(value, str) else value
+        except ValueError as error:
+            raise PydanticCustomError("json", "no JSON: {why}", {"why": str(error)}) from None
+        by_tool = cast("dict[object, object]", policies) if isinstance(policies, dict) else None
+        if by_tool is None or not all(isinstance(fields, dict) for fields in by_tool.values()):
+            raise PydanticCustomError(
+                "policies",
+                "no JSON object of objects; write it like {example}",
+                {"example": '{"delete_*": {"approval": "always"}}'},
+            )
+        return by_tool
 
     @classmethod
     def from_env(cls, environ: Mapping[str, str] | None = None, **overrides: object) -> Settings:

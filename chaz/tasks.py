@@ -106,7 +106,7 @@ def load(sender: str, conf: Any, **_: object) -> None:
         sys.path.insert(0, os.getcwd())
     try:
         database_url = settings.require_database()
-        agents = load_agents(settings.agents)
+        agents = load_agents(settings.agents, settings.tool_policies)
         for agent in agents.values():
             resolve_model(agent.model)
         Egress(settings.secrets)

@@ -397,6 +397,7 @@ class WorkerProcess:
             heard={step: spoken(entries) for step, entries in heard.items()},
             stopping=self._give_back_at,
             egress=self._egress,
+            shutdown=self._stopping,
         )
 
     def _model(self, name: str) -> ChatModel:

@@ -11,6 +11,7 @@ import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from decimal import Decimal
 from types import ModuleType
+from typing import Any
 
 from chaz.channels import AUDIT, AUDIT_DEAD, ISOLATION
 from chaz.entries import Budget
@@ -19,9 +20,12 @@ from chaz.lineage import Scope, in_scope, matches
 from chaz.outcomes import Usage
 from chaz.runtime.builtin import BUILT_IN, BUILT_IN_NAMES
 from chaz.runtime.models import ToolSchema, check_model_name
+from chaz.runtime.policy import Overrides, PolicyFields, ToolPolicy
 from chaz.runtime.tools import Tool
 
 RESERVED_QUEUES = frozenset({ISOLATION, AUDIT, AUDIT_DEAD, "default"})
+BUILT_IN_FIELDS = frozenset({"risk", "approval", "approval_timeout"})
+"""What a policy may say of a built-in tool; there is no function to be called otherwise."""
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_.-]{0,99}")
 
 
@@ -30,7 +34,8 @@ class Agent:
 
     ``model`` is a name such as ``openai:gpt-5-mini``, or ``scripted``; ``models`` are others (globs too) that whoever
     spawns it may choose. ``tools`` holds functions made by :func:`chaz.tool`; ``"spawn_agent"`` among them gives the
-    built-in tools ``spawn_agent`` and ``agent_result``.
+    built-in tools ``spawn_agent`` and ``agent_result``. ``policies`` changes how they may be called, by names and
+    globs: ``{"web.*": {"approval": "always"}}``.
 
     Limits of a run: ``max_steps`` is the most turns of its model, ``timeout`` the seconds from its making to its
     deadline, ``model_timeout`` those of one turn. Limits of all that it spawns: ``may_spawn`` names the agents (globs
@@ -52,6 +57,7 @@ class Agent:
         model: str,
         models: Sequence[str] = (),
         tools: Sequence[Tool | str] = (),
+        policies: Mapping[str, PolicyFields] | None = None,
         may_spawn: Sequence[str] = (),
         max_depth: int = 16,
         child_tools: Sequence[str] | None = None,
@@ -87,6 +93,8 @@ class Agent:
             self._add(item)
         if self.may_spawn and not self._built_in:
             raise self._error("may_spawn is set, but 'spawn_agent' is not among its tools; add it")
+        self._policies = self._own_policies(policies or {})
+        self._in_force = self._policies
 
     def _names(self, what: str, names: Sequence[str]) -> tuple[str, ...]:
         if isinstance(names, str):
@@ -158,6 +166,40 @@ class Agent:
         """The name of the tool that a model calls by ``shown``; the same, if there is none."""
         return self._shown.get(shown, shown)
 
+    def policy(self, name: str) -> ToolPolicy:
+        """How its tool of this name may be called, in force here: the tool's word, its own, and the deployment's."""
+        return self._in_force.get(name, ToolPolicy())
+
+    def govern(self, deployment: Overrides) -> None:
+        """Let the deployment have the last word on how its tools may be called. Raises ValueError."""
+        self._in_force = self._changed(self._policies, deployment)
+
+    def _own_policies(self, changes: Mapping[str, Any]) -> dict[str, ToolPolicy]:
+        policies = {name: ToolPolicy() for name in self._built_in}
+        policies |= {name: tool.policy for name, tool in self.tools.items()}
+        try:
+            overrides = Overrides(changes)
+            for name in overrides.named:
+                if name not in policies:
+                    known = ", ".join(policies) or "none"
+                    raise ValueError(f"it has no tool {name!r}; it has {known}, and a glob may match nothing")
+            return self._changed(policies, overrides)
+        except ValueError as error:
+            raise self._error(f"policies: {error}") from None
+
+    def _changed(self, policies: Mapping[str, ToolPolicy], overrides: Overrides) -> dict[str, ToolPolicy]:
+        for name in self._built_in:
+            if beyond := [field for field in overrides.named.get(name, ()) if field not in BUILT_IN_FIELDS]:
+                known = ", ".join(sorted(BUILT_IN_FIELDS))
+                raise ValueError(f"{name!r}: it is built in, and takes no {beyond[0]!r}; it takes {known}")
+        changed: dict[str, ToolPolicy] = {}
+        for name, policy in policies.items():
+            if name in self._built_in:
+                changed[name] = overrides.over(policy, name, (), BUILT_IN_FIELDS)
+            else:
+                changed[name] = overrides.over(policy, name, self.tools[name].parameters)
+        return changed
+
     def may_spawn_agent(self, name: str) -> bool:
         """Whether it may spawn the agent of this name; itself only if its very name is listed, whatever globs match."""
         return name in self.may_spawn or (name != self.name and matches(name, self.may_spawn))
@@ -184,6 +226,7 @@ class Agent:
         ]
         facts += [self.child_tools, self.budget.model_dump(), dict(self.prices)]
         facts += [schema.model_dump() for schema in self.schemas()]
+        facts += [[name, policy.model_dump()] for name, policy in self._in_force.items()]
         return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:12]
 
     def __repr__(self) -> str:
@@ -210,10 +253,11 @@ class Agents(Mapping[str, Agent]):
         return len(self._agents)
 
 
-def load_agents(modules: str) -> Agents:
-    """Import the modules named (comma-separated) and gather the agents at their top level.
+def load_agents(modules: str, policies: Mapping[str, Mapping[str, Any]] | None = None) -> Agents:
+    """Import the modules named (comma-separated) and gather the agents at their top level, under these policies.
 
-    Raises ConfigurationError where none is named, AgentsError with file and line for a mistake inside one.
+    Raises ConfigurationError where none is named or a policy is wrong, AgentsError with file and line for a mistake
+    inside one.
     """
     names = [name.strip() for name in modules.split(",") if name.strip()]
     if not names:
@@ -230,7 +274,23 @@ def load_agents(modules: str) -> Agents:
                 f'module {name!r} defines no agent; write one at its top level: Agent("name", …)',
             )
         found |= {id(agent): agent for agent in mine}
-    return Agents(list(found.values()))
+    agents = Agents(list(found.values()))
+    _govern(agents, policies or {})
+    return agents
+
+
+def _govern(agents: Agents, policies: Mapping[str, Mapping[str, Any]]) -> None:
+    try:
+        overrides = Overrides(policies)
+        known = sorted({name for agent in agents.values() for name in agent.tool_names})
+        for name in overrides.named:
+            if name not in known:
+                tools = ", ".join(known) or "none"
+                raise ValueError(f"no agent here has a tool {name!r}; they have {tools}, and a glob may match nothing")
+        for agent in agents.values():
+            agent.govern(overrides)
+    except ValueError as error:
+        raise ConfigurationError(f"CHAZ_TOOL_POLICIES: {error}") from None
 
 
 def _import(name: str) -> ModuleType:

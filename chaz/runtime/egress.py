@@ -32,12 +32,15 @@ class Egress:
         """A model's text, or an error's, as it may be written to the log; a secret in it is redacted at least."""
         return text if self.policy == "off" else (await self._scan(text)).text
 
-    async def shown(self, call: ToolCall, policy: SecretsPolicy) -> ToolCall:
-        """The call, with its arguments as they may be shown where a secret is in them."""
-        if policy == "off":
+    async def shown(self, call: ToolCall, masked: str, policy: SecretsPolicy) -> ToolCall:
+        """The call, with its arguments as they may be shown: ``masked``, and without the secrets that are in them."""
+        text, kinds = masked, ()
+        if policy != "off":
+            scanned = await self._scan(safe_text(masked, len(masked)), json=True)
+            text, kinds = (scanned.text, scanned.kinds) if scanned.kinds else (masked, ())
+        if text == call.arguments:
             return call
-        scanned = await self._scan(safe_text(call.arguments, len(call.arguments)), json=True)
-        return call.model_copy(update={"shown": scanned.text, "secrets": scanned.kinds}) if scanned.kinds else call
+        return call.model_copy(update={"shown": text, "secrets": kinds})
 
     async def outcome(self, tool: str, outcome: CallOutcome, policy: SecretsPolicy) -> CallOutcome:
         """What the tool gave as it may be kept, shown to the model and audited: redacted or withheld, and cut."""

@@ -7,6 +7,8 @@ broker nor database: what it needs of them is the protocol :class:`Journal`.
 from __future__ import annotations
 
 import asyncio
+import logging
+import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -22,6 +24,7 @@ from chaz.runtime.agents import Agent
 from chaz.runtime.builtin import AGENT_RESULT, SPAWN_AGENT
 from chaz.runtime.delimiting import DATA_RULE, delimited
 from chaz.runtime.egress import Egress
+from chaz.runtime.masking import shown_arguments
 from chaz.runtime.models import (
     AssistantMessage,
     ChatModel,
@@ -29,14 +32,18 @@ from chaz.runtime.models import (
     ToolMessage,
     ToolSchema,
 )
+from chaz.runtime.policy import Rate
 from chaz.runtime.spawning import waits_for, wanted_result, wanted_spawn
 from chaz.runtime.threads import ToolThreads
 from chaz.runtime.tools import CallContext
 
+logger = logging.getLogger("chaz.worker")
+
 MODEL_TRIES = 5
 FIRST_SLEEP = 0.5
 LONGEST_SLEEP = 10.0
-"""Seconds that a run may wait for a model in its slot; for longer it is given back."""
+"""Seconds that a run may wait in its slot for a model, for longer it is given back; and for a tool, for longer its call
+is refused."""
 BUDGET_PAUSE = 5.0
 """Seconds that a run waits, without a slot, for others to settle what they hold of its tree's budget."""
 ANSWER = 500
@@ -70,8 +77,12 @@ class Journal(Protocol):
         """Store a turn, before any of its calls runs; ``usage`` is the run's so far, ``cost`` the turn's."""
         ...
 
-    async def start_call(self, step: int, ordinal: int, call: ToolCall) -> None:
-        """Store that a call starts, before it does."""
+    async def admit(self, tool: str, rate: Rate, *, within: float) -> float:
+        """Seconds until the tool may be called next, on all machines together; it is taken if not above ``within``."""
+        ...
+
+    async def start_call(self, step: int, ordinal: int, call: ToolCall, *, shown: str) -> None:
+        """Store that a call starts, before it does; ``shown`` is what others may see of its arguments."""
         ...
 
     async def finish_call(self, step: int, ordinal: int, call: ToolCall, outcome: CallOutcome) -> None:
@@ -164,6 +175,8 @@ class RunContext:
     """What had been said to it before a step, by the step."""
     stopping: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when the worker wants to stop: the run is given back at the next step boundary."""
+    shutdown: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when the worker's process is to end: no call waits any longer for its turn, or for another try."""
 
 
 async def run(context: RunContext) -> CameTo:
@@ -201,7 +214,11 @@ async def run(context: RunContext) -> CameTo:
             return Answered(turn.text)
         if step == context.max_steps - 1:
             break
-        outcomes = await _calls(context, step, turn)
+        came_to = await _calls(context, step, turn)
+        outcomes = [outcome for outcome in came_to if not isinstance(outcome, GivenBack)]
+        for withheld in came_to:
+            if isinstance(withheld, GivenBack):
+                return withheld
         waiting = [call for call, outcome in zip(turn.calls, outcomes, strict=True) if outcome is None]
         if waiting:
             counts = Counter(waits_for(call) for call in waiting)
@@ -266,7 +283,7 @@ async def _ask(context: RunContext, history: Sequence[HistoryMessage], *, last: 
     raise AssertionError("unreachable")
 
 
-async def _calls(context: RunContext, step: int, turn: Turn) -> list[CallOutcome | None]:
+async def _calls(context: RunContext, step: int, turn: Turn) -> list[CallOutcome | GivenBack | None]:
     """The outcomes of a turn's calls, run at once; None where one waits."""
     try:
         async with asyncio.TaskGroup() as group:
@@ -277,20 +294,28 @@ async def _calls(context: RunContext, step: int, turn: Turn) -> list[CallOutcome
     return [task.result() for task in tasks]
 
 
-async def _call(context: RunContext, step: int, ordinal: int, call: ToolCall) -> CallOutcome | None:
-    """One call: from the journal as far as it is there, else for real. None while it waits."""
+async def _call(context: RunContext, step: int, ordinal: int, call: ToolCall) -> CallOutcome | GivenBack | None:
+    """One call: from the journal as far as it is there, else for real. None while it waits.
+
+    GivenBack, with nothing written, where it has not begun (again) when the worker's process is to end.
+    """
     journal = context.journal
     call = call.model_copy(update={"tool": context.agent.named(call.tool)})
+    policy = context.agent.policy(call.tool)
     record = context.calls.get((step, ordinal))
     if record is not None and (record.outcome is not None or record.waiting):
         return record.outcome
-    call = await context.egress.shown(call, _policy(context, call))
+    masked = shown_arguments(call.arguments, policy.sensitive_params)
+    call = await context.egress.shown(call, masked, _secrets(context, call))
     if record is not None:
-        tool = context.agent.tools.get(call.tool)
         if record.answer is not None:
             outcome = record.answer
-        elif tool is not None and tool.idempotent:
-            outcome = await _execute(context, step, ordinal, call)
+        elif policy.idempotent:
+            outcome = _refused(context, call) or await _turn_of(context, call)
+            if isinstance(outcome, GivenBack):
+                return outcome
+            if outcome is None:
+                outcome = await _execute(context, step, ordinal, call)
         else:
             outcome = MAY_HAVE_RUN
         await journal.finish_call(step, ordinal, call, outcome)
@@ -311,6 +336,10 @@ async def _call(context: RunContext, step: int, ordinal: int, call: ToolCall) ->
         outcome = child
     elif outcome is None:
         outcome = context.agent.tools[call.tool].refusal(call.arguments)
+    if outcome is None:
+        outcome = await _turn_of(context, call)
+    if isinstance(outcome, GivenBack):
+        return outcome
     if outcome is not None:
         await journal.refuse_call(step, ordinal, call, outcome)
         return outcome
@@ -326,7 +355,7 @@ def _refused(context: RunContext, call: ToolCall) -> CallOutcome | None:
         word, why = "unknown_tool", f"there is no tool {call.tool!r}"
     elif not in_scope(context.scope, call.tool):
         word, why = "not_allowed", f"you were spawned without the tool {call.tool!r}"
-    elif call.secrets and _policy(context, call) == "block":
+    elif call.secrets and _secrets(context, call) == "block":
         what = ", ".join(call.secrets)
         return typed_error("secret_arguments", f"{call.tool} was not called: its arguments contain a secret ({what})")
     else:
@@ -335,19 +364,45 @@ def _refused(context: RunContext, call: ToolCall) -> CallOutcome | None:
     return typed_error(word, f"{why}; your tools are: {known}")
 
 
-def _policy(context: RunContext, call: ToolCall) -> SecretsPolicy:
-    tool = context.agent.tools.get(call.tool)
-    return context.egress.policy if tool is None else tool.secrets or context.egress.policy
+def _secrets(context: RunContext, call: ToolCall) -> SecretsPolicy:
+    return context.agent.policy(call.tool).secrets or context.egress.policy
+
+
+async def _turn_of(context: RunContext, call: ToolCall) -> CallOutcome | GivenBack | None:
+    """Wait until the tool may be called at its rate. None then; else a refusal, or that its worker is to end."""
+    rate = context.agent.policy(call.tool).rate
+    if rate is None or context.agent.tools[call.tool].refusal(call.arguments) is not None:
+        return None
+    wait = await context.journal.admit(call.tool, rate, within=LONGEST_SLEEP)
+    if wait > LONGEST_SLEEP:
+        return typed_error("rate_limited", f"{call.tool} is called too often; try again in {math.ceil(wait)} s")
+    if wait > 0 and await stops_within(context.shutdown, wait):
+        return GivenBack(wait, "its worker is stopping")
+    return None
 
 
 async def _execute(context: RunContext, step: int, ordinal: int, call: ToolCall) -> CallOutcome:
-    if refused := _refused(context, call):
-        return refused
-    # To store the start may have taken long.
-    await context.journal.wait_for_lease()
-    outcome = await context.agent.tools[call.tool].call(
-        call.arguments,
-        CallContext(context.run_id, context.session_id, context.agent.name, step, ordinal),
-        context.threads,
-    )
-    return await context.egress.outcome(call.tool, outcome, _policy(context, call))
+    """Call a tool whose turn it is, as often as its policy has it tried; the last outcome counts."""
+    tool, policy = context.agent.tools[call.tool], context.agent.policy(call.tool)
+    tries = 1 + (0 if tool.refusal(call.arguments) else policy.retries)
+    for attempt in range(1, tries + 1):
+        # To store the start, or to wait for this try, may have taken long.
+        await context.journal.wait_for_lease()
+        outcome = await tool.call(
+            call.arguments,
+            CallContext(context.run_id, context.session_id, context.agent.name, step, ordinal),
+            context.threads,
+            timeout=policy.timeout,
+        )
+        outcome = await context.egress.outcome(call.tool, outcome, _secrets(context, call))
+        if outcome.kind == "ok" or attempt == tries:
+            return outcome
+        pause = min(FIRST_SLEEP * 2 ** (attempt - 1), LONGEST_SLEEP)
+        # Not what it raised: that may hold what it was called with.
+        logger.warning(
+            "tool %s of run=%s failed in try %d of %d; again in %g s",
+            *(call.tool, context.run_id, attempt, tries, pause),
+        )
+        if await stops_within(context.shutdown, pause) or await _turn_of(context, call) is not None:
+            return outcome
+    raise AssertionError("unreachable")

@@ -12,7 +12,7 @@ import threading
 import types
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints, overload
+from typing import Annotated, Any, Union, Unpack, get_args, get_origin, get_type_hints, overload
 from uuid import UUID
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
@@ -22,11 +22,11 @@ from chaz.entries import SecretsPolicy
 from chaz.errors import AgentsError
 from chaz.outcomes import CallOutcome
 from chaz.runtime.models import ToolSchema
+from chaz.runtime.policy import PolicyFields, check_sensitive, policy_of
 from chaz.runtime.threads import ToolThreads
 
 logger = logging.getLogger("chaz.worker")
 
-DEFAULT_TIMEOUT = 60.0
 _NAME = re.compile(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*")
 MAX_SHOWN = 64
 """The longest name that models take."""
@@ -73,15 +73,10 @@ class Tool:
         function: Callable[..., Any],
         *,
         name: str | None = None,
-        timeout: float = DEFAULT_TIMEOUT,
-        idempotent: bool = False,
-        secrets: SecretsPolicy | None = None,
+        **policy: Unpack[PolicyFields],
     ) -> None:
         self.function = function
         self.name = name or getattr(function, "__name__", "")
-        self.timeout = timeout
-        self.idempotent = idempotent
-        self.secrets: SecretsPolicy | None = secrets
         self.place = place_of(function)
         if not _NAME.fullmatch(self.name) or len(self.shown) > MAX_SHOWN:
             raise AgentsError(
@@ -89,16 +84,22 @@ class Tool:
                 f"tool {self.name!r}: a name has letters, digits, '_' and '-', and '.' between groups of them, which "
                 f"models see as '__'; {MAX_SHOWN} in all",
             )
-        if timeout <= 0:
-            raise AgentsError(self.place, f"tool {self.name!r} has the timeout {timeout:g} s; use more than 0")
-        if secrets not in (None, *get_args(SecretsPolicy)):
-            raise AgentsError(self.place, f"tool {self.name!r} has secrets={secrets!r}; use 'redact', 'block' or 'off'")
         self.description = inspect.getdoc(function) or ""
         if not self.description:
             raise AgentsError(
                 self.place, f"tool {self.name!r} has no docstring; the model reads it to know what the tool is for"
             )
         self._context_parameter, self._arguments = _arguments_model(function, self.name, self.place)
+        try:
+            self.policy = policy_of(policy)
+            check_sensitive(self.policy.sensitive_params, self.parameters)
+        except ValueError as error:
+            raise AgentsError(self.place, f"tool {self.name!r}: {error}") from None
+
+    @property
+    def parameters(self) -> list[str]:
+        """The names that a model gives values to."""
+        return [name.removeprefix("p_") for name in self._arguments.model_fields]
 
     @property
     def shown(self) -> str:
@@ -136,12 +137,15 @@ class Tool:
             return CallOutcome(kind="error", content=str(error))
         return None
 
-    async def call(self, arguments: str, context: CallContext, threads: ToolThreads) -> CallOutcome:
+    async def call(
+        self, arguments: str, context: CallContext, threads: ToolThreads, *, timeout: float | None = None
+    ) -> CallOutcome:
         """Call the function; every mistake becomes an error result for the model, and is never raised.
 
-        A synchronous function runs in a thread; past its time-out it is left behind there. What it gives is whole:
-        to be scanned before it is cut.
+        ``timeout`` is the tool's own, if not given. A synchronous function runs in a thread; past it, it is left there.
+        What it gives is whole: to be scanned before it is cut.
         """
+        timeout = self.policy.timeout if timeout is None else timeout
         try:
             values = self.parse(arguments)
         except ValueError as error:
@@ -149,13 +153,13 @@ class Tool:
         if self._context_parameter:
             values[self._context_parameter] = context
         is_async = inspect.iscoroutinefunction(self.function)
-        if not is_async and not await self._thread_is_free(threads):
+        if not is_async and not await self._thread_is_free(threads, timeout):
             return CallOutcome(
                 kind="error",
                 content=f"{self.name} was not started: all {threads.limit} threads for tools are busy",
             )
         token = current_call.set(context)
-        deadline = asyncio.timeout(self.timeout)
+        deadline = asyncio.timeout(timeout)
         try:
             async with deadline:
                 if is_async:
@@ -178,12 +182,12 @@ class Tool:
                     logger.warning(
                         "tool %s hangs past its %g s in a thread; %d of %d threads for tools are busy",
                         self.name,
-                        self.timeout,
+                        timeout,
                         threads.busy,
                         threads.limit,
                     )
                 return CallOutcome(
-                    kind="error", content=f"{self.name} did not end within {self.timeout:g} s; it may still take effect"
+                    kind="error", content=f"{self.name} did not end within {timeout:g} s; it may still take effect"
                 )
             result = error
         finally:
@@ -192,10 +196,10 @@ class Tool:
             return CallOutcome(kind="error", content=f"{self.name} raised {_described(result)}")
         return CallOutcome(kind="ok", content=str(result))
 
-    async def _thread_is_free(self, threads: ToolThreads) -> bool:
+    async def _thread_is_free(self, threads: ToolThreads, timeout: float) -> bool:
         """Wait for a thread, as long as the function may take."""
         try:
-            async with asyncio.timeout(self.timeout):
+            async with asyncio.timeout(timeout):
                 await threads.reserve()
         except TimeoutError:
             logger.error("tool %s was not started: all %d threads for tools are busy", self.name, threads.limit)
@@ -277,34 +281,26 @@ def _arguments_model(function: Callable[..., Any], name: str, place: str) -> tup
 @overload
 def tool(function: Callable[..., Any], /) -> Tool: ...
 @overload
-def tool(
-    *,
-    name: str | None = None,
-    timeout: float = DEFAULT_TIMEOUT,
-    idempotent: bool = False,
-    secrets: SecretsPolicy | None = None,
-) -> Callable[[Callable[..., Any]], Tool]: ...
+def tool(*, name: str | None = None, **policy: Unpack[PolicyFields]) -> Callable[[Callable[..., Any]], Tool]: ...
 def tool(
     function: Callable[..., Any] | None = None,
     /,
     *,
     name: str | None = None,
-    timeout: float = DEFAULT_TIMEOUT,
-    idempotent: bool = False,
-    secrets: SecretsPolicy | None = None,
+    **policy: Unpack[PolicyFields],
 ) -> Tool | Callable[[Callable[..., Any]], Tool]:
     """Make a function a tool: ``@tool`` or ``@tool(timeout=10)``.
 
     Its type hints become the schema, its docstring the description. ``name`` may have groups, as in ``web.search``, so
-    that globs such as ``web.*`` stand for all of one. ``timeout`` is in seconds. ``idempotent`` says that
-    a call may be made again when its worker was lost during it; otherwise the model is told that it may have run.
-    ``secrets`` says what is done with secrets in its arguments and its result, where it is not ``CHAZ_SECRETS``.
-    Raises AgentsError with file and line when a model could not call it.
+    that globs such as ``web.*`` stand for all of one. The rest is its policy
+    (:class:`~chaz.runtime.policy.ToolPolicy`), which agents and deployments may change. ``timeout`` is in seconds.
+    ``idempotent`` says that a call may be made again when its worker was lost during it; otherwise the model is told
+    that it may have run. Raises AgentsError with file and line when a model could not call it.
     """
     if function is not None:
         return Tool(function)
 
     def make(function: Callable[..., Any]) -> Tool:
-        return Tool(function, name=name, timeout=timeout, idempotent=idempotent, secrets=secrets)
+        return Tool(function, name=name, **policy)
 
     return make

@@ -15,6 +15,7 @@
 --   cancellations  runs that are to end, with their trees.  anybody asks by chaz.cancel(); the listener ends them
 --   approvals      what runs asked people: whether a call may be made, or a question; and the word that came back.
 --   callbacks      what is told of a run's end, and to whom; due once it has ended, gone once it has been told.
+--   tool_rates     when each tool with a rate limit may be called next.  workers, before a call
 --   tree_budgets   what a tree of runs may use and used, by its root.
 --   workers        one lease per worker process (an incarnation, never a machine's name). Only it updates its row.
 --   listeners      one row per listener process, for its health.
@@ -24,7 +25,7 @@
 -- Nothing refers to sessions by a foreign key: its check would make a listener wait for whoever holds a session's row.
 --
 -- Locks are taken in this order: heads (by session id), an agent with a cap (by a claim), runs (child before parent),
--- tree_budgets, workers.
+-- tree_budgets, workers, tool_rates.
 --
 -- States that must not happen raise:  CZ001 invalid entry   CZ002 conflict   CZ003 unknown session   CZ004 append-only
 --                                     CZ005 unknown run     CZ006 unknown request
@@ -452,8 +453,8 @@ create table chaz.calls (
     ordinal         integer     not null,
     call_id         text        not null,
     tool            text        not null,
-    arguments       text        not null,
-    shown           text,       -- the arguments as they may leave the worker, where a secret is in them
+    arguments       text        not null,  -- for workers only
+    shown           text,                  -- what leaves of them; null: all
     attempt         integer     not null,
     state           text        not null default 'started',
     outcome         text,
@@ -537,6 +538,12 @@ create table chaz.approvals (
 );
 create index approvals_open on chaz.approvals (session_id, asked_at) where decision is null;
 create index approvals_expiry on chaz.approvals (expires_at) where decision is null;
+
+-- Shared by all machines. A call takes its turn in a transaction of its own, before it starts.
+create table chaz.tool_rates (
+    tool    text        not null constraint tool_rates_pkey primary key,
+    next_at timestamptz not null default '-infinity'  -- when a burst of none may be called again
+) with (fillfactor = 70);
 
 
 -- The one door -------------------------------------------------------------------------------------------------------

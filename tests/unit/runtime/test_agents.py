@@ -199,6 +199,7 @@ def test_the_version_is_that_of_the_definition() -> None:
         {"may_spawn": ["writer", "chef"]},
         {"tools": ["spawn_agent"]},
         {"tools": [other, "spawn_agent"]},
+        {"policies": {"word_count": {"timeout": 5}}},
     ]
     versions = {agent(**{**definition, **change}).version for change in changes}
     assert len(versions - {version}) == len(changes)

@@ -32,6 +32,7 @@ from chaz.runtime.models import (
     UserMessage,
     resolve_model,
 )
+from chaz.runtime.policy import Rate
 from chaz.runtime.threads import ToolThreads
 from chaz.runtime.tools import CallContext, Tool, tool
 from chaz.testing import eventually_async
@@ -76,6 +77,10 @@ class Recorder:
     reserved: list[tuple[int, int, Decimal]] = field(default_factory=list[tuple[int, int, Decimal]])
     said: dict[int, list[str]] = field(default_factory=dict[int, list[str]])
     """What people say before a step, by the step."""
+    shown: list[str] = field(default_factory=list[str])
+    waits: list[float] = field(default_factory=list[float])
+    """How long the next calls of tools with a rate wait; none, when it is used up."""
+    admitted: list[str] = field(default_factory=list[str])
 
     def _write(self, written: Written) -> None:
         self.writes.append(written)
@@ -88,8 +93,13 @@ class Recorder:
     async def store_step(self, step: int, turn: Turn, usage: Usage, cost: Decimal) -> None:
         self._write(Written("step", step, turn=turn, usage=usage, cost=cost))
 
-    async def start_call(self, step: int, ordinal: int, call: ToolCall) -> None:
+    async def admit(self, tool: str, rate: Rate, *, within: float) -> float:
+        self.admitted.append(tool)
+        return self.waits.pop(0) if self.waits else 0.0
+
+    async def start_call(self, step: int, ordinal: int, call: ToolCall, *, shown: str) -> None:
         self._write(Written("started", step, ordinal, call=call))
+        self.shown.append(shown)
 
     async def finish_call(self, step: int, ordinal: int, call: ToolCall, outcome: CallOutcome) -> None:
         self._write(Written("finished", step, ordinal, call=call, outcome=outcome))
@@ -967,6 +977,146 @@ def test_what_asking_again_does_not_help_is_raised_at_once(make: Make, waits: li
     assert (len(model.asked), waits) == (1, [])
 
 
+# Policies
+
+
+class Flaky:
+    """Fails so many times before it does not."""
+
+    def __init__(self, failures: int, **policy: Any) -> None:
+        self.keys: list[str] = []
+
+        said: dict[str, Any] = {"idempotent": True, "retries": 5, "sensitive_params": ["token"], **policy}
+
+        @tool(**said)
+        def flaky(token: str, context: CallContext) -> str:
+            """Do something."""
+            self.keys.append(context.idempotency_key)
+            if len(self.keys) <= failures:
+                raise RuntimeError(f"refused {token}")
+            return f"done with {len(self.keys)}"
+
+        self.agent = agent(flaky)
+
+
+FLAKY = asks(("flaky", {"token": "hunter2"}))
+
+
+def test_an_idempotent_tool_that_fails_is_tried_again(
+    make: Make, waits: list[float], caplog: pytest.LogCaptureFixture
+) -> None:
+    flaky, journal = Flaky(6, retries=6), Recorder()
+    model = Playing(FLAKY, DONE)
+    run(make(flaky.agent, model, journal))
+    assert told(model.asked[1]) == [("done with 7", False)]
+    assert flaky.keys == [f"{RUN}:0:0"] * 7
+    assert waits == [0.5, 1, 2, 4, 8, 10]
+    assert journal.events == ["step 0", "started 0.0", "finished 0.0", "step 1"]
+    said = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert [each.partition(" failed in ")[2] for each in said] == [
+        *(f"try {n} of 7; again in {pause:g} s" for n, pause in enumerate(waits, start=1)),
+    ]
+    assert "hunter2" not in caplog.text
+
+
+def test_the_last_outcome_counts(make: Make, waits: list[float]) -> None:
+    flaky, model = Flaky(9, retries=2), Playing(FLAKY, DONE)
+    run(make(flaky.agent, model, Recorder()))
+    assert told(model.asked[1]) == [("flaky raised RuntimeError: refused hunter2", True)]
+    assert (len(flaky.keys), waits) == (3, [0.5, 1])
+
+
+def test_what_takes_too_long_is_tried_again(make: Make, waits: list[float]) -> None:
+    tries: list[int] = []
+
+    @tool(idempotent=True, retries=1, timeout=60)
+    async def hang() -> str:
+        """Take long at first."""
+        tries.append(1)
+        if len(tries) == 1:
+            await asyncio.Event().wait()
+        return "there"
+
+    model = Playing(asks(("hang", {})), DONE)
+    # The agent's word, not the tool's, is what the call is held to.
+    run(make(agent(hang, policies={"hang": {"timeout": 0.05}}), model, Recorder()))
+    assert (told(model.asked[1]), waits) == ([("there", False)], [0.5])
+
+
+def test_bad_arguments_are_not_tried_again(make: Make, waits: list[float]) -> None:
+    flaky, journal = Flaky(0, rate_limit="1/s"), Recorder()
+    run(make(flaky.agent, Playing(asks(("flaky", {"tokn": "hunter2"})), DONE), journal))
+    assert (journal.outcome(0, 0).kind, flaky.keys, waits, journal.admitted) == ("error", [], [], [])
+
+
+def test_a_worker_that_shuts_down_tries_nothing_again(make: Make, waits: list[float]) -> None:
+    flaky, journal, shutdown = Flaky(9), Recorder(), asyncio.Event()
+    shutdown.set()
+    run(make(flaky.agent, Playing(FLAKY, DONE), journal, shutdown=shutdown))
+    assert (len(flaky.keys), journal.outcome(0, 0).kind) == (1, "error")
+
+
+def test_a_tool_with_a_rate_waits_for_its_turn_before_it_starts(make: Make, waits: list[float]) -> None:
+    flaky, journal = Flaky(0, rate_limit="1/s"), Recorder(waits=[7.5])
+    model = Playing(FLAKY, DONE)
+    run(make(flaky.agent, model, journal))
+    assert told(model.asked[1]) == [("done with 1", False)]
+    assert (journal.admitted, waits) == (["flaky"], [7.5])
+
+
+def test_a_tool_that_is_called_too_often_is_refused(make: Make, waits: list[float]) -> None:
+    flaky, journal = Flaky(0, rate_limit="1/h"), Recorder(waits=[10.1])
+    model = Playing(FLAKY, DONE)
+    run(make(flaky.agent, model, journal))
+    assert told(model.asked[1]) == [("rate_limited: flaky is called too often; try again in 11 s", True)]
+    assert (flaky.keys, waits, journal.outcome(0, 0).error) == ([], [], "rate_limited")
+    assert journal.events == ["step 0", "started 0.0", "finished 0.0", "step 1"]
+
+
+def test_each_try_takes_its_turn(make: Make, waits: list[float]) -> None:
+    flaky, journal = Flaky(9, rate_limit="1/s"), Recorder(waits=[0, 0, 3600])
+    run(make(flaky.agent, Playing(FLAKY, DONE), journal))
+    assert (len(flaky.keys), len(journal.admitted)) == (2, 3)
+    assert journal.outcome(0, 0).content == "flaky raised RuntimeError: refused hunter2"
+
+
+def test_a_call_whose_turn_has_not_come_is_left_to_another_worker(make: Make, waits: list[float]) -> None:
+    flaky, journal, shutdown = Flaky(0, rate_limit="1/s"), Recorder(waits=[4]), asyncio.Event()
+    shutdown.set()
+    both = agent(*flaky.agent.tools.values(), double)
+    turn = asks(("flaky", {"token": "hunter2"}), ("double", {"n": 2}))
+    assert run(make(both, Playing(turn), journal, shutdown=shutdown)) == GivenBack(4, "its worker is stopping")
+    assert (flaky.keys, set(journal.calls)) == ([], {(0, 1)})
+    model = Playing(DONE)
+    run(make(both, model, journal))
+    assert told(model.asked[0]) == [("done with 1", False), ("4", False)]
+
+
+def test_a_call_that_is_done_takes_no_turn_and_one_that_is_made_again_does(make: Make) -> None:
+    flaky, journal = Flaky(0, rate_limit="1/s"), Recorder()
+    run(make(flaky.agent, Playing(FLAKY, DONE), journal))
+    for cut, taken in ((3, 0), (2, 1)):
+        again = Recorder(journal.writes[:cut])
+        run(make(flaky.agent, Playing(DONE), again))
+        assert len(again.admitted) == taken, cut
+
+
+def test_what_is_sensitive_is_not_shown_and_is_what_the_tool_gets(make: Make) -> None:
+    got: list[str] = []
+
+    @tool
+    def pay(card: str, amount: int) -> None:
+        """Pay."""
+        got.append(card)
+
+    turn = asks(("pay", {"card": "4111", "amount": 3}), ("pay", '{"card": "4111"'), ("other", {"card": "4111"}))
+    journal = Recorder()
+    run(make(agent(pay, policies={"pay": {"sensitive_params": ["card"]}}), Playing(turn, DONE), journal))
+    assert journal.shown == ['{"card": "***", "amount": 3}', "***", '{"card": "4111"}']
+    started = [written.call for written in journal.writes if written.kind == "started"]
+    assert (started, got) == (list(turn.calls), ["4111"])
+
+
 # Stopping
 
 
@@ -1022,10 +1172,10 @@ class Refusing(Recorder):
             raise StaleAttempt(RUN, 1)
         super()._write(written)
 
-    async def start_call(self, step: int, ordinal: int, call: ToolCall) -> None:
+    async def start_call(self, step: int, ordinal: int, call: ToolCall, *, shown: str) -> None:
         if self.when is not None and f"started {step}.{ordinal}" == self.refused:
             await self.when.wait()
-        await super().start_call(step, ordinal, call)
+        await super().start_call(step, ordinal, call, shown=shown)
 
 
 @pytest.mark.parametrize("refused", ["step 0", "started 0.0", "finished 0.0", "spawned 0.1", "step 1"])
@@ -1063,7 +1213,7 @@ def test_a_refused_write_cancels_the_calls_beside_it(make: Make) -> None:
 def test_two_refusals_at_once_are_one_error(make: Make) -> None:
     @dataclass
     class All(Recorder):
-        async def start_call(self, step: int, ordinal: int, call: ToolCall) -> None:
+        async def start_call(self, step: int, ordinal: int, call: ToolCall, *, shown: str) -> None:
             raise StaleAttempt(RUN, ordinal)
 
     with pytest.raises(StaleAttempt):

@@ -104,8 +104,9 @@ def test_options_of_a_tool() -> None:
     def mine() -> None:
         """Do."""
 
-    assert (mine.name, mine.schema.name, mine.timeout, mine.idempotent) == ("other", "other", 7, True)
-    assert (cook.timeout, cook.idempotent) == (60.0, False)
+    assert (mine.name, mine.schema.name) == ("other", "other")
+    assert (mine.policy.timeout, mine.policy.idempotent) == (7, True)
+    assert (cook.policy.timeout, cook.policy.idempotent) == (60.0, False)
     assert mine.place.startswith(f"{__file__}:")
 
 
@@ -123,8 +124,8 @@ MISTAKES = [
     ("import os\n@tool\ndef f(x: 'os.Missing'): 'Do.'", 2, "type hint"),
     ("class C: pass\n@tool\ndef f(x: C): 'Do.'", 2, "that JSON cannot carry"),
     ("from typing import Callable\n@tool\ndef f(x: Callable[[], int]): 'Do.'", 2, "that JSON cannot carry"),
-    ("@tool(timeout=0)\ndef f(x: int): 'Do.'", 1, "has the timeout 0 s"),
-    ("@tool(timeout=-1)\nasync def f(x: int): 'Do.'", 1, "has the timeout -1 s"),
+    ("@tool(timeout=0)\ndef f(x: int): 'Do.'", 1, "timeout is 0: input should be greater than 0"),
+    ("@tool(timeout=-1)\nasync def f(x: int): 'Do.'", 1, "timeout is -1: input should be"),
     ("\n@tool(name='other')\ndef f(x): 'Do.'", 2, "tool 'other' has no type hint"),
     ("@tool(name='web..search')\ndef f(x: int): 'Do.'", 1, "'web..search'"),
     (f"@tool(name='{'a.' * 22}a')\ndef f(x: int): 'Do.'", 1, "64 in all"),
