@@ -83,6 +83,30 @@ def web_search(query: str) -> str:
     return f"found {query}"
 
 
+@tool(idempotent=True, retries=3)
+def third_time(name: str, context: CallContext) -> str:
+    """Leave a row behind, and fail until there are three."""
+    record_effect(name, context)
+    with psycopg.connect(os.environ["CHAZ_DATABASE_URL"], autocommit=True) as connection:
+        tries = connection.execute("select from effects where key = %s", (context.idempotency_key,)).rowcount
+    if tries < 3:
+        raise RuntimeError("not yet")
+    return f"in try {tries}"
+
+
+@tool(rate_limit="2/s")
+def seldom(name: str, context: CallContext) -> str:
+    """Leave a row behind, as often as its rate allows."""
+    return record_effect(name, context)
+
+
+@tool(sensitive_params=["card"])
+def pay(card: str, amount: int, context: CallContext) -> str:
+    """Leave a row with the card's number behind."""
+    record_effect(card, context)
+    return f"paid {amount}"
+
+
 ODD: dict[str, object] = {
     "nul": "a\0b",
     "lone surrogate": "a\ud800b",
@@ -125,3 +149,4 @@ capped = Agent(
     tools=[slow, record_effect, until_effect],
     max_concurrent=2,
 )
+careful = Agent("careful", instructions="Be careful.", model="scripted", tools=[record_effect, third_time, seldom, pay])
