@@ -87,11 +87,9 @@ class RunJournal:
         admit = partial(rates.admit, tool=tool, burst=rate.burst, interval=rate.interval, within=within)
         return await surely(self._database, self._claim.run_id, admit)
 
-    async def start_call(self, step: int, ordinal: int, call: ToolCall, *, shown: str) -> None:
+    async def start_call(self, step: int, ordinal: int, call: ToolCall) -> None:
         place = {"claim": self._claim, "step": step, "ordinal": ordinal, "call": call}
-        event = await self._write(
-            partial(journal.start_call, **place, shown=shown), partial(journal.told_call, **place)
-        )
+        event = await self._write(partial(journal.start_call, **place), partial(journal.told_call, **place))
         self._tell([event])
 
     async def finish_call(self, step: int, ordinal: int, call: ToolCall, outcome: CallOutcome) -> None:

@@ -81,6 +81,7 @@ class Settings(BaseModel):
     def approving(self) -> Approving:
         """What holds of approvals in sessions that say nothing."""
         return Approving(names_of(self.approvers), names_of(self.auto_approve), self.approval_timeout)
+
     @field_validator("tool_policies", mode="before")
     @classmethod
     def _from_json(cls, value: object) -> object:

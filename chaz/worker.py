@@ -32,9 +32,9 @@ from chaz.runtime import engine
 from chaz.runtime.agents import Agent, Agents
 from chaz.runtime.context import build_history, spoken
 from chaz.runtime.egress import Egress
-from chaz.runtime.engine import Answered, Failed, GivenBack, Parked, Record, RunContext
 from chaz.runtime.models import ChatModel, HistoryMessage, resolve_model
 from chaz.runtime.ownsecrets import own_secrets
+from chaz.runtime.running import Answered, CameTo, Failed, GivenBack, Parked, Record, RunContext
 from chaz.runtime.threads import ToolThreads
 from chaz.settings import Settings
 from chaz.writes import LOST_PAUSE, surely
@@ -333,7 +333,7 @@ class WorkerProcess:
         logger.info("ended run=%s %s %s", claim.run_id, outcome.state, outcome.reason)
         return None
 
-    async def _run_until_it_leaves(self, agent: Agent, claim: Claim) -> engine.CameTo:
+    async def _run_until_it_leaves(self, agent: Agent, claim: Claim) -> CameTo:
         run_journal = RunJournal(
             self._database,
             claim,
@@ -393,7 +393,10 @@ class WorkerProcess:
             scope=claim.scope or (),
             limited=claim.limited or (claim.is_top and agent.budget != Budget()),
             steps={stored.step: stored.turn for stored in steps},
-            calls={(call.step, call.ordinal): Record(call.outcome, call.answer, call.waiting) for call in calls},
+            calls={
+                (call.step, call.ordinal): Record(call.outcome, call.answer, call.waiting, call.started, call.digest)
+                for call in calls
+            },
             heard={step: spoken(entries) for step, entries in heard.items()},
             stopping=self._give_back_at,
             egress=self._egress,

@@ -39,7 +39,18 @@ class ResultArguments(BaseModel):
     id: UUID
 
 
+class QuestionArguments(BaseModel):
+    """The arguments of ``ask_human``."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    question: Text
+    options: list[Text] | None = Field(default=None, min_length=1, max_length=100)
+    timeout: float | None = Field(default=None, gt=0, le=MAX_TIMEOUT)
+
+
 SPAWN_AGENT = "spawn_agent"
+ASK_HUMAN = "ask_human"
 AGENT_RESULT = "agent_result"
 
 SPAWN_SCHEMA = ToolSchema(
@@ -80,6 +91,28 @@ RESULT_SCHEMA = ToolSchema(
         "additionalProperties": False,
     },
 )
-BUILT_IN: Mapping[str, tuple[ToolSchema, ...]] = {SPAWN_AGENT: (SPAWN_SCHEMA, RESULT_SCHEMA)}
+QUESTION_SCHEMA = ToolSchema(
+    name=ASK_HUMAN,
+    description="Ask a person, and wait for the answer. Only what you cannot find out or decide yourself.",
+    parameters={
+        "type": "object",
+        "properties": {
+            "question": {"type": "string", "description": "The question, complete in itself."},
+            "options": {
+                "type": "array",
+                "items": {"type": "string"},
+                "minItems": 1,
+                "description": "The answers to choose from; if left out, any text.",
+            },
+            "timeout": {"type": "number", "exclusiveMinimum": 0, "description": "The most seconds to wait."},
+        },
+        "required": ["question"],
+        "additionalProperties": False,
+    },
+)
+BUILT_IN: Mapping[str, tuple[ToolSchema, ...]] = {
+    SPAWN_AGENT: (SPAWN_SCHEMA, RESULT_SCHEMA),
+    ASK_HUMAN: (QUESTION_SCHEMA,),
+}
 """What an agent names, and the tools that it gets by it."""
 BUILT_IN_NAMES = frozenset(schema.name for schemas in BUILT_IN.values() for schema in schemas)

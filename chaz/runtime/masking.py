@@ -46,6 +46,14 @@ def sensitive_values(arguments: str, sensitive: Collection[str]) -> set[str]:
     return {text for text in values if len(text) >= SHORTEST}
 
 
+def without(text: str, values: Collection[str]) -> str:
+    """The text with these values masked, wherever they stand; as JSON writes them, too."""
+    for value in sorted(values, key=len, reverse=True):
+        for form in {value, json.dumps(value)[1:-1], json.dumps(value, ensure_ascii=False)[1:-1]}:
+            text = text.replace(form, MASK)
+    return text
+
+
 def _object(arguments: str, hook: Callable[[list[tuple[str, Any]]], dict[str, Any]]) -> dict[str, Any] | None:
     """The object that a JSON text is, each in it made by ``hook`` of all its pairs: a name may come twice."""
     try:

@@ -1,4 +1,4 @@
-"""What a model says to ``spawn_agent`` and ``agent_result``, held against what its run may do. Pure.
+"""What a model says to the tools that are built in, held against what its run may do. Pure.
 
 What only the database knows (deadlines, budgets, the other agent's own limits) is for the store to refuse.
 """
@@ -10,11 +10,12 @@ from uuid import UUID
 
 from pydantic import BaseModel, ValidationError
 
+from chaz.asking import Ask, digest_of
 from chaz.errors import ConfigurationError
 from chaz.lineage import Scope, Spawn
 from chaz.outcomes import CallOutcome, ToolCall, typed_error
 from chaz.runtime.agents import Agent
-from chaz.runtime.builtin import ResultArguments, SpawnArguments
+from chaz.runtime.builtin import QuestionArguments, ResultArguments, SpawnArguments
 from chaz.runtime.models import check_model_name
 
 A = TypeVar("A", bound=BaseModel)
@@ -60,8 +61,23 @@ def wanted_result(call: ToolCall) -> UUID | CallOutcome:
     return arguments if isinstance(arguments, CallOutcome) else arguments.id
 
 
-def waits_for(call: ToolCall) -> str:
-    """What a parked call waits for, in a word: its child agent's name, if it says."""
+def wanted_question(call: ToolCall) -> Ask | CallOutcome:
+    """The question that the call asks people, or what is wrong with it."""
+    arguments = _arguments(call, QuestionArguments)
+    if isinstance(arguments, CallOutcome):
+        return arguments
+    return Ask(
+        kind="question",
+        tool=call.tool,
+        shown=arguments.question,
+        digest=digest_of(call),
+        timeout=arguments.timeout,
+        choices=arguments.options,
+    )
+
+
+def spawned_agent(call: ToolCall) -> str:
+    """What a call waits for that waits for a child, in a word: its child agent's name, if it says."""
     arguments = _arguments(call, SpawnArguments)
     return call.tool if isinstance(arguments, CallOutcome) else arguments.agent
 

@@ -18,7 +18,6 @@ from uuid import UUID
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 from pydantic_core import PydanticSerializationError, to_json
 
-from chaz.entries import SecretsPolicy
 from chaz.errors import AgentsError
 from chaz.outcomes import CallOutcome
 from chaz.runtime.models import ToolSchema

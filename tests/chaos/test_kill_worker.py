@@ -8,7 +8,7 @@ import signal
 import pytest
 
 from chaz import Chaz
-from chaz.runtime.engine import MAY_HAVE_RUN
+from chaz.runtime.calling import MAY_HAVE_RUN
 from chaz.testing import eventually
 from tests.fixtures.broker import both_brokers
 from tests.fixtures.model import answer, call, calls, script, spawn

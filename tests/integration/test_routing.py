@@ -176,11 +176,18 @@ async def test_bad_options_fail_their_run_and_stop_nobody(
         chaz.result(bad).get(timeout=5)
 
 
-@pytest.mark.parametrize("type", ["approval_decision", "compaction_request"])
-async def test_what_nothing_waits_for_is_noted(stations: Stations, type: str) -> None:
-    await stations.send("s", "yes", type=type, recipient=None)
+async def test_what_nothing_waits_for_is_noted(stations: Stations, database: ScratchDatabase) -> None:
+    await stations.send("s", "yes", type="compaction_request", recipient=None)
+    database.query(
+        """
+        insert into chaz.entries (session_id, type, sender, content, metadata)
+        select session_id, 'approval_decision', 'ada', '', '{"request": 7, "decision": []}' from chaz.entries
+        """
+    )
     await stations.place()
-    assert [entry.type for entry in await stations.log("s")] == [type, "note"]
+    assert [entry.type for entry in await stations.log("s")] == [
+        *("compaction_request", "approval_decision", "note", "note")
+    ]
 
 
 async def test_only_the_spawning_directive_has_a_parent(stations: Stations, database: ScratchDatabase) -> None:

@@ -29,7 +29,7 @@ def options(database: ScratchDatabase) -> dict[str, Any]:
 BAD_INPUT: list[tuple[Callable[[Any], object], str]] = [
     (lambda s: s.send("tool_call", "hi"), "cannot send an entry of type 'tool_call'"),
     (lambda s: s.send("shout", "hi"), "cannot send an entry of type 'shout'"),
-    (lambda s: s.send("ack", "hi"), "it may send: approval_decision, compaction_request, directive, message"),
+    (lambda s: s.send("ack", "hi"), "it may send: compaction_request, directive, message"),
     (lambda s: s.say(""), "a message needs a text"),
     (lambda s: s.say(" \r\n\t"), "a message needs a text"),
     (lambda s: s.direct("solo", ""), "a directive needs a text"),

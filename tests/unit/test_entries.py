@@ -135,7 +135,7 @@ def test_options_that_mean_nothing_are_refused(options: object) -> None:
 def test_allow_lists_name_types_that_exist() -> None:
     assert set(get_args(EntryType)) >= IN_CONTEXT | FROM_PRODUCERS
     assert {"message", "directive", "summary"} == IN_CONTEXT
-    assert {"message", "directive", "approval_decision", "compaction_request"} == FROM_PRODUCERS
+    assert {"message", "directive", "compaction_request"} == FROM_PRODUCERS
 
 
 def test_a_bookmark_is_a_line_of_text() -> None:

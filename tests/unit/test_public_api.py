@@ -66,6 +66,7 @@ def signatures(of: type) -> dict[str, str]:
             continue
         text = str(inspect.signature(function))
         found[name] = re.sub(r"\bAsync(?=[A-Z])", "", text).replace("Generator[Entry]", "Iterator[Entry]")
+        found[name] = found[name].replace("Awaitable[UUID | None]", "UUID | None")
     return found
 
 

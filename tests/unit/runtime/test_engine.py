@@ -14,15 +14,17 @@ from uuid import UUID
 
 import pytest
 
+from chaz.asking import GRANTED, Ask, digest_of, nobody_to_ask
+from chaz.asking import told as word_told
 from chaz.entries import safe_text
 from chaz.errors import ModelError, ModelUnavailable, StaleAttempt
 from chaz.lineage import Spawn
 from chaz.outcomes import CallOutcome, Room, ToolCall, Turn, Usage, typed_error
-from chaz.runtime import engine
+from chaz.runtime import calling, engine
 from chaz.runtime.agents import Agent
+from chaz.runtime.calling import MAY_HAVE_RUN
 from chaz.runtime.delimiting import DATA_RULE, delimited, undelimited
 from chaz.runtime.egress import Egress
-from chaz.runtime.engine import MAY_HAVE_RUN, Answered, Failed, GivenBack, Parked, Record, RunContext
 from chaz.runtime.models import (
     AssistantMessage,
     ChatModel,
@@ -33,6 +35,7 @@ from chaz.runtime.models import (
     resolve_model,
 )
 from chaz.runtime.policy import Rate
+from chaz.runtime.running import Answered, Failed, GivenBack, Parked, Record, RunContext
 from chaz.runtime.threads import ToolThreads
 from chaz.runtime.tools import CallContext, Tool, tool
 from chaz.testing import eventually_async
@@ -48,7 +51,7 @@ MAX_RESULT = 200_000
 class Written:
     """One write of the journal."""
 
-    kind: Literal["step", "started", "finished", "refused", "spawned", "answered"]
+    kind: Literal["step", "started", "finished", "refused", "spawned", "answered", "asked", "decided"]
     step: int
     ordinal: int = -1
     turn: Turn | None = None
@@ -78,6 +81,10 @@ class Recorder:
     said: dict[int, list[str]] = field(default_factory=dict[int, list[str]])
     """What people say before a step, by the step."""
     shown: list[str] = field(default_factory=list[str])
+    asks: list[Ask] = field(default_factory=list[Ask])
+    """What people were asked."""
+    word: CallOutcome | None = None
+    """What the journal gives for a request to people; None: a wait."""
     waits: list[float] = field(default_factory=list[float])
     """How long the next calls of tools with a rate wait; none, when it is used up."""
     admitted: list[str] = field(default_factory=list[str])
@@ -97,15 +104,26 @@ class Recorder:
         self.admitted.append(tool)
         return self.waits.pop(0) if self.waits else 0.0
 
-    async def start_call(self, step: int, ordinal: int, call: ToolCall, *, shown: str) -> None:
+    async def ask(self, step: int, ordinal: int, call: ToolCall, ask: Ask) -> CallOutcome | None:
+        self.asks.append(ask)
+        if self.word is None:
+            self._write(Written("asked", step, ordinal, call=call))
+        return self.word
+
+    def decide(self, step: int, ordinal: int, outcome: CallOutcome) -> None:
+        """A person's word, in its own transaction."""
+        self._write(Written("decided", step, ordinal, outcome=outcome))
+
+    async def start_call(self, step: int, ordinal: int, call: ToolCall) -> None:
         self._write(Written("started", step, ordinal, call=call))
-        self.shown.append(shown)
+        self.shown.append(call.arguments if call.shown is None else call.shown)
 
     async def finish_call(self, step: int, ordinal: int, call: ToolCall, outcome: CallOutcome) -> None:
         self._write(Written("finished", step, ordinal, call=call, outcome=outcome))
 
     async def refuse_call(self, step: int, ordinal: int, call: ToolCall, outcome: CallOutcome) -> None:
         self._write(Written("refused", step, ordinal, call=call, outcome=outcome))
+        self.shown.append(call.arguments if call.shown is None else call.shown)
 
     async def start_spawn(self, step: int, ordinal: int, call: ToolCall, spawn: Spawn) -> CallOutcome | None:
         return self._asked(Written("spawned", step, ordinal, call=call, spawn=spawn))
@@ -142,6 +160,11 @@ class Recorder:
             match written.kind:
                 case "started":
                     records[place] = Record()
+                case "asked":
+                    assert written.call is not None
+                    records[place] = Record(waiting=True, started=False, digest=digest_of(written.call))
+                case "decided":
+                    records[place] = replace(records[place], waiting=False, answer=written.outcome)
                 case "spawned":
                     records[place] = Record(waiting=True)
                 case "answered":
@@ -906,6 +929,7 @@ def waits(monkeypatch: pytest.MonkeyPatch) -> list[float]:
         return stopping.is_set()
 
     monkeypatch.setattr(engine, "stops_within", stops_within)
+    monkeypatch.setattr(calling, "stops_within", stops_within)
     return waits
 
 
@@ -1022,7 +1046,7 @@ def test_an_idempotent_tool_that_fails_is_tried_again(
 def test_the_last_outcome_counts(make: Make, waits: list[float]) -> None:
     flaky, model = Flaky(9, retries=2), Playing(FLAKY, DONE)
     run(make(flaky.agent, model, Recorder()))
-    assert told(model.asked[1]) == [("flaky raised RuntimeError: refused hunter2", True)]
+    assert told(model.asked[1]) == [("flaky raised RuntimeError: refused ***", True)]
     assert (len(flaky.keys), waits) == (3, [0.5, 1])
 
 
@@ -1070,14 +1094,14 @@ def test_a_tool_that_is_called_too_often_is_refused(make: Make, waits: list[floa
     run(make(flaky.agent, model, journal))
     assert told(model.asked[1]) == [("rate_limited: flaky is called too often; try again in 11 s", True)]
     assert (flaky.keys, waits, journal.outcome(0, 0).error) == ([], [], "rate_limited")
-    assert journal.events == ["step 0", "started 0.0", "finished 0.0", "step 1"]
+    assert journal.events == ["step 0", "refused 0.0", "step 1"]
 
 
 def test_each_try_takes_its_turn(make: Make, waits: list[float]) -> None:
     flaky, journal = Flaky(9, rate_limit="1/s"), Recorder(waits=[0, 0, 3600])
     run(make(flaky.agent, Playing(FLAKY, DONE), journal))
     assert (len(flaky.keys), len(journal.admitted)) == (2, 3)
-    assert journal.outcome(0, 0).content == "flaky raised RuntimeError: refused hunter2"
+    assert journal.outcome(0, 0).content == "flaky raised RuntimeError: refused ***"
 
 
 def test_a_call_whose_turn_has_not_come_is_left_to_another_worker(make: Make, waits: list[float]) -> None:
@@ -1112,9 +1136,10 @@ def test_what_is_sensitive_is_not_shown_and_is_what_the_tool_gets(make: Make) ->
     turn = asks(("pay", {"card": "4111", "amount": 3}), ("pay", '{"card": "4111"'), ("other", {"card": "4111"}))
     journal = Recorder()
     run(make(agent(pay, policies={"pay": {"sensitive_params": ["card"]}}), Playing(turn, DONE), journal))
-    assert journal.shown == ['{"card": "***", "amount": 3}', "***", '{"card": "4111"}']
-    started = [written.call for written in journal.writes if written.kind == "started"]
-    assert (started, got) == (list(turn.calls), ["4111"])
+    # Nor where it stands elsewhere.
+    assert sorted(journal.shown) == ["***", '{"card": "***", "amount": 3}', '{"card": "***"}']
+    asked = [written.call.arguments for written in journal.writes if written.call is not None]
+    assert (set(asked), got) == ({call.arguments for call in turn.calls}, ["4111"])
 
 
 # Stopping
@@ -1172,10 +1197,10 @@ class Refusing(Recorder):
             raise StaleAttempt(RUN, 1)
         super()._write(written)
 
-    async def start_call(self, step: int, ordinal: int, call: ToolCall, *, shown: str) -> None:
+    async def start_call(self, step: int, ordinal: int, call: ToolCall) -> None:
         if self.when is not None and f"started {step}.{ordinal}" == self.refused:
             await self.when.wait()
-        await super().start_call(step, ordinal, call, shown=shown)
+        await super().start_call(step, ordinal, call)
 
 
 @pytest.mark.parametrize("refused", ["step 0", "started 0.0", "finished 0.0", "spawned 0.1", "step 1"])
@@ -1213,7 +1238,7 @@ def test_a_refused_write_cancels_the_calls_beside_it(make: Make) -> None:
 def test_two_refusals_at_once_are_one_error(make: Make) -> None:
     @dataclass
     class All(Recorder):
-        async def start_call(self, step: int, ordinal: int, call: ToolCall, *, shown: str) -> None:
+        async def start_call(self, step: int, ordinal: int, call: ToolCall) -> None:
             raise StaleAttempt(RUN, ordinal)
 
     with pytest.raises(StaleAttempt):
@@ -1270,3 +1295,120 @@ def test_a_run_that_is_cut_off_finishes_no_call(make: Make) -> None:
     journal = Recorder()
     asyncio.run(cut_off())
     assert journal.events == ["step 0", "started 0.0"]
+
+
+# A person's word
+
+
+@tool(approval="always", risk="high", approval_timeout=9, sensitive_params=["key"])
+def wipe(disk: str, key: str = "") -> str:
+    """Wipe a disk."""
+    return f"wiped {disk} with {key}"
+
+
+WIPE = asks(("wipe", {"disk": "b", "key": "s3cr3t-key"}))
+
+
+def test_a_call_that_needs_a_word_is_asked_about_and_not_made(make: Make) -> None:
+    journal = Recorder()
+    assert run(make(agent(wipe), Playing(WIPE), journal)) == Parked("approval of wipe")
+    assert journal.events == ["step 0", "asked 0.0"]
+    (ask,) = journal.asks
+    assert (ask.kind, ask.tool, ask.risk, ask.timeout) == ("approval", "wipe", "high", 9)
+    assert ask.shown == '{"disk": "b", "key": "***"}'
+    assert not ask.unless_auto_approved
+    # It goes on waiting, and is not asked about again.
+    assert run(make(agent(wipe), Playing(), journal)) == Parked("approval of wipe")
+    assert len(journal.asks) == 1
+
+
+def test_an_approved_call_is_made_once_as_it_was_asked_about(make: Make) -> None:
+    journal = Recorder()
+    run(make(agent(wipe), Playing(WIPE), journal))
+    journal.decide(0, 0, GRANTED)
+    model = Playing(Turn(text="done with s3cr3t-key"))
+    assert run(make(agent(wipe), model, journal)) == Answered("done with ***")
+    assert journal.events == ["step 0", "asked 0.0", "decided 0.0", "started 0.0", "finished 0.0", "step 1"]
+    assert told(model.asked[0]) == [("wiped b with ***", False)]
+    assert journal.shown == ['{"disk": "b", "key": "***"}']
+
+
+@pytest.mark.parametrize("decision", ["deny", "timed_out"])
+def test_a_call_that_is_not_approved_is_not_made_and_the_model_is_told(make: Make, decision: Any) -> None:
+    journal = Recorder()
+    run(make(agent(wipe), Playing(WIPE), journal))
+    word = word_told("approval", decision, "ada", "no")
+    journal.decide(0, 0, word)
+    model = Playing(DONE)
+    assert run(make(agent(wipe), model, journal)) == Answered("done")
+    assert journal.events == ["step 0", "asked 0.0", "decided 0.0", "refused 0.0", "step 1"]
+    assert told(model.asked[0]) == [(word.content, True)]
+
+
+def test_another_call_than_the_approved_one_is_not_made(make: Make) -> None:
+    journal = Recorder()
+    run(make(agent(wipe), Playing(WIPE), journal))
+    journal.decide(0, 0, GRANTED)
+    model = Playing(DONE)
+    other = {0: asks(("wipe", {"disk": "a"}))}
+    assert run(make(agent(wipe), model, journal, steps=other)) == Answered("done")
+    assert told(model.asked[0]) == [("denied: this is not the call that was approved; it was not made", True)]
+
+
+@pytest.mark.parametrize(("word", "made"), [(GRANTED, True), (nobody_to_ask(), False)])
+def test_a_word_that_is_there_at_once_is_not_waited_for(make: Make, word: CallOutcome, made: bool) -> None:
+    journal = Recorder(word=word)
+    assert run(make(agent(wipe), Playing(WIPE, DONE), journal)) == Answered("done")
+    assert ("started 0.0" in journal.events) == made
+    assert ("refused 0.0" in journal.events) == (not made)
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "scope"), [("wipe", {"disc": "b"}, None), ("wipe", {"disk": "b"}, []), ("wipes", {}, None)]
+)
+def test_nobody_is_asked_about_what_cannot_be_called(
+    make: Make, name: str, given: dict[str, object], scope: list[str] | None
+) -> None:
+    journal = Recorder()
+    context = make(agent(wipe), Playing(asks((name, given)), DONE), journal, scope=() if scope is None else [scope])
+    assert run(context) == Answered("done")
+    assert journal.asks == []
+
+
+def test_of_several_calls_each_waits_for_its_own_word_and_the_others_are_made(make: Make) -> None:
+    journal = Recorder()
+    turn = asks(("wipe", {"disk": "a"}), ("double", {"n": 2}), ("wipe", {"disk": "b"}))
+    assert run(make(agent(wipe, double), Playing(turn), journal)) == Parked("2 x approval of wipe")
+    assert journal.outcome(0, 1).content == "4"
+    journal.decide(0, 0, GRANTED)
+    assert run(make(agent(wipe, double), Playing(), journal)) == Parked("approval of wipe")
+
+
+def test_a_spawn_can_need_a_word(make: Make) -> None:
+    journal = Recorder()
+    lead = agent("spawn_agent", may_spawn=["child"], policies={"spawn_agent": {"approval": "unless_auto_approved"}})
+    spawn = asks(("spawn_agent", {"agent": "child", "instruction": "go"}))
+    assert run(make(lead, Playing(spawn), journal)) == Parked("approval of spawn_agent")
+    assert journal.asks[0].unless_auto_approved
+    journal.decide(0, 0, GRANTED)
+    assert run(make(lead, Playing(), journal)) == Parked("child")
+
+
+def test_a_question_waits_for_its_answer(make: Make) -> None:
+    journal = Recorder()
+    # No glob makes it need a word itself.
+    curious = agent("ask_human", policies={"*": {"approval": "always"}})
+    question = asks(("ask_human", {"question": "Which?", "options": ["a", "b"], "timeout": 5}))
+    assert run(make(curious, Playing(question), journal)) == Parked("an answer")
+    (ask,) = journal.asks
+    assert (ask.kind, ask.shown, ask.choices, ask.timeout) == ("question", "Which?", ["a", "b"], 5)
+
+
+@pytest.mark.parametrize(
+    "given", [{}, {"question": " "}, {"question": "?", "options": []}, {"question": "?", "timeout": 0}]
+)
+def test_a_question_that_is_none_is_refused(make: Make, given: dict[str, object]) -> None:
+    journal = Recorder()
+    model = Playing(asks(("ask_human", given)), DONE)
+    assert run(make(agent("ask_human"), model, journal)) == Answered("done")
+    assert told(model.asked[1])[0][0].startswith("bad_arguments: ask_human: ")
