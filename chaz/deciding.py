@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -104,6 +105,18 @@ async def request(database: Database, id: UUID, send: Callable[[UUID, Word, str 
     if not rows:
         raise UnknownRequest(str(id))
     return Request(**rows[0], send=send)
+
+
+async def beginning_with(database: Database, text: str) -> list[UUID]:
+    """The requests whose ids begin so; those of two hexadecimal digits and more, none of any other text."""
+    digits = text.lower().replace("-", "")
+    if not re.fullmatch(r"[0-9a-f]{2,32}", digits):
+        return []
+    rows = await database.fetch(
+        "select id from chaz.approvals where id between %(first)s and %(last)s order by asked_at limit 10",
+        {"first": UUID(digits.ljust(32, "0")), "last": UUID(digits.ljust(32, "f"))},
+    )
+    return [row["id"] for row in rows]
 
 
 async def decide(tx: Transaction, id: UUID, word: Word, by: str | None = None, reason: str = "") -> UUID | None:

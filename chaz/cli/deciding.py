@@ -13,7 +13,7 @@ from chaz.approvals import in_words
 from chaz.cli.options import add_command, on_terminal, print_json, producer_of, session_target
 from chaz.cli.render import clipped, coloured, terminal_width
 from chaz.deciding import Request, Word
-from chaz.errors import UnknownRequest
+from chaz.errors import InvalidEntry, UnknownRequest
 from chaz.producer import Chaz
 
 if TYPE_CHECKING:
@@ -102,11 +102,10 @@ def _how(request: Request[UUID | None]) -> str:
 
 
 def _whole(chaz: Chaz, text: str) -> UUID:
-    """The request meant by an id, or by the beginning of the id of one that waits. Raises UnknownRequest."""
-    try:
-        return UUID(text)
-    except ValueError:
-        found = [request.id for request in chaz.approvals() if str(request.id).startswith(text.lower())]
-        if len(found) != 1:
-            raise UnknownRequest(text) from None
-        return found[0]
+    """The request meant by an id or the beginning of one. Raises UnknownRequest, InvalidEntry (of several)."""
+    found = chaz.loop.run(deciding.beginning_with(chaz.inner.database, text))
+    if not found:
+        raise UnknownRequest(text)
+    if len(found) > 1:
+        raise InvalidEntry(f"{text} begins the ids of several requests: {', '.join(map(str, found))}")
+    return found[0]

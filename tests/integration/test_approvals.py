@@ -443,3 +443,12 @@ async def test_a_request_is_decided_from_python(stations: Stations, chaz: Chaz) 
 async def async_chaz(database: ScratchDatabase):
     async with AsyncChaz(database.url) as made:
         yield made
+
+
+async def test_a_request_is_found_by_the_beginning_of_its_id(stations: Stations) -> None:
+    _, requests = await stations.asking("s", calls=3)
+    text = str(requests[0])
+    for beginning in (text, text[:13], text.upper()[:12]):
+        assert await deciding.beginning_with(stations.database, beginning) == requests[:1]
+    for nonsense in ("", "7", "xyz", f"{text}0", "%"):
+        assert await deciding.beginning_with(stations.database, nonsense) == []
