@@ -22,6 +22,8 @@ class Fleet:
             "CHAZ_BROKER_URL": services.to_broker.url,
             "CHAZ_BROKER_PREFIX": services.settings.broker_prefix,
             "CHAZ_AGENTS": "bench.agents",
+            # Workers come and go all the time here, and each would load the scanner's rules anew.
+            "CHAZ_SECRETS": "off",
             "CHAZ_LEASE": "2",
             "CHAZ_BEAT": "0.5",
             "CHAZ_SWEEP": "1",

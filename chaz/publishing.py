@@ -17,6 +17,9 @@ from chaz.runs import GIVEN_UP, ISOLATED, Publication, publication
 ANNOUNCED_AHEAD = 100
 """Runs of one tenant and agent that are announced and not yet claimed. No fewer than start between two looks."""
 
+LONGEST_WAIT = 60
+"""The longest wait before a run is announced again, as a multiple of the first."""
+
 _PAUSED: LiteralString = """
     exists (select from chaz.pauses p where p.kind = 'all' or (p.kind = 'agent' and p.name = a.name))
 """
@@ -62,8 +65,9 @@ async def publishable(
 ) -> list[Publication]:
     """Take the queued runs whose bell is due; each is due again after a wait that doubles, from ``first_wait`` seconds.
 
-    Doubling, because a run that nobody has claimed yet most often stands in a long queue already. Tenants take turns
-    among runs of one priority. A suspect run goes to the isolation worker, if there is one.
+    Doubling, because a run that nobody has claimed yet most often stands in a long queue already; within a bound, as
+    what a flushed broker forgot counts as announced until then, and keeps others from being announced. Tenants take
+    turns among runs of one priority. A suspect run goes to the isolation worker, if there is one.
     """
     cursor = await tx.execute(
         f"""
@@ -87,11 +91,12 @@ async def publishable(
             from chosen)
         update chaz.runs r set
             publishes = r.publishes + 1,
-            publish_after = now() + least(%(first_wait)s * power(2, least(r.publishes, 20)), 3600) * interval '1 second'
+            publish_after = now()
+                + %(first_wait)s * least(power(2, least(r.publishes, 20)), %(most)s) * interval '1 second'
         from due where r.id = due.id
         returning r.id, r.agent, r.session_id, r.parent_run_id, r.priority, r.queued_at, due.queue, due.turn
         """,
-        {"first_wait": first_wait, "limit": limit, "isolation": ISOLATION, "ahead": ahead},
+        {"first_wait": first_wait, "limit": limit, "isolation": ISOLATION, "ahead": ahead, "most": LONGEST_WAIT},
     )
     rows = sorted(await cursor.fetchall(), key=lambda row: (-row["priority"], row["turn"], row["queued_at"]))
     return [publication(row) for row in rows]

@@ -79,8 +79,10 @@ async def test_a_run_that_nobody_claims_is_published_less_and_less_often(
     assert sum(deliveries.values()) + RUNS < 12 * RUNS
     rows = await stations.fetch("select id, publishes from chaz.runs")
     assert {row["id"]: row["publishes"] for row in rows} == {run: 1 + n for run, n in deliveries.items()}
-    # And each is still rung for, after an hour at the latest.
-    assert database.value("select max(publish_after) <= now() + interval '1 hour' from chaz.runs")
+    # And each is still rung for, after some minutes at the latest: a broker may have forgotten them all.
+    assert database.value(
+        "select max(publish_after) <= now() + %(most)s * interval '1 second' from chaz.runs", most=60 * SWEEP
+    )
 
 
 async def test_a_run_given_back_begins_anew(stations: Stations, database: ScratchDatabase) -> None:

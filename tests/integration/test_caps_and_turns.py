@@ -168,7 +168,9 @@ async def test_a_tenant_that_comes_later_does_not_wait_for_all_of_another(statio
     begun: list[UUID] = []
     queue += await published(stations)
     while queue:
-        begun.append((await stations.claim(queue.pop(0))).run_id)
+        # On a slow machine a run may be announced twice.
+        if isinstance(claim := await stations.try_to_claim(queue.pop(0)), Claim):
+            begun.append(claim.run_id)
         queue += await published(stations)
     assert sorted(begun) == sorted(many + few)
     assert max(begun.index(run) for run in few) < publishing.ANNOUNCED_AHEAD + len(few)
