@@ -14,7 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Self, Unpack
 from uuid import UUID
 
-from chaz import cancelling, deciding, pauses, runs, sessionlog
+from chaz import cancelling, deciding, pauses, requeueing, sessionlog
 from chaz.database import Database
 from chaz.deciding import Request
 from chaz.entries import Entry, EntryType, Place
@@ -172,7 +172,7 @@ class AsyncChaz:
         Raises UnknownRun, NotRequeueable (also if a run that took its place goes on or has succeeded, or if it could
         only fail again).
         """
-        return self.handle(await self.database.transact(partial(runs.requeue, run_id=_run_id(id))))
+        return self.handle(await self.database.transact(partial(requeueing.requeue, run_id=_run_id(id))))
 
     async def cancel(self, id: UUID | str, *, by: str | None = None, reason: str = "") -> bool:
         """Ask that a run be ended, with the runs that it spawned; False if it is over already.

@@ -13,7 +13,7 @@ from uuid import UUID, uuid4
 
 import pytest
 
-from chaz import placing, publishing, runs, sweeps
+from chaz import placing, publishing, requeueing, sweeps
 from chaz.aside import Aside
 from chaz.database import Transaction
 from chaz.errors import StaleAttempt
@@ -111,7 +111,7 @@ async def race(stations: Stations, database: ScratchDatabase, family: Family, or
         stations.close(children["is late"], "running"),
         sweeps.close_late(stations.database, grace=10, lease=15, aside=Aside()),
         stations.try_to_claim(children["is claimed late"], "child"),
-        stations.transact(lambda tx: runs.requeue(tx, family.failed)),
+        stations.transact(lambda tx: requeueing.requeue(tx, family.failed)),
         asyncio.to_thread(stations.beat, timedelta(hours=1)),
         listen(stations),
         sweeps.rescue_lost(stations.database),

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from chaz import Budget, Chaz, journal, runs, sweeps
+from chaz import Budget, Chaz, journal, requeueing, sweeps
 from chaz.outcomes import Turn, Usage
 from chaz.runs import Claim
 from tests.fixtures.postgres import ScratchDatabase
@@ -159,7 +159,7 @@ async def test_so_it_is_for_a_run_that_takes_the_root_s_place(stations: Stations
     old = await stations.send("s")
     await stations.place()
     await stations.close(old, "queued")
-    again = await stations.claim(await stations.transact(partial(runs.requeue, run_id=old)))
+    again = await stations.claim(await stations.transact(partial(requeueing.requeue, run_id=old)))
     assert (again.is_top, again.limited) == (True, False)
     assert await stations.reserve(again, budget=Budget(steps=1)) == "last"
 
@@ -170,7 +170,7 @@ async def test_a_message_that_was_refused_keeps_its_budget_when_it_is_requeued(s
     refused = chaz.session("s").say("and?", budget=Budget(steps=1), priority=7)
     await stations.place()
     await stations.end(busy)
-    again = await stations.claim(await stations.transact(partial(runs.requeue, run_id=refused.id)))
+    again = await stations.claim(await stations.transact(partial(requeueing.requeue, run_id=refused.id)))
     assert again.limited
     assert (await stations.run(again.run_id))["priority"] == 7
 

@@ -11,7 +11,7 @@ from uuid import UUID, uuid4
 import pytest
 from psycopg.types.json import Jsonb
 
-from chaz import children, completion, runs
+from chaz import children, completion, requeueing, runs
 from chaz.database import Transaction
 from chaz.errors import StaleAttempt
 from chaz.outcomes import CallOutcome, RunOutcome
@@ -95,7 +95,7 @@ async def test_a_requeued_child_has_the_same_limits(stations: Stations, parent: 
     child = await stations.spawn(parent, agent="reader", model="scripted", max_steps=3, scope=([],), depth_left=1)
     await stations.place()
     await stations.end(await stations.claim(child, "reader"), state="failed", reason="model")
-    again = await stations.run(await stations.transact(lambda tx: runs.requeue(tx, child)))
+    again = await stations.run(await stations.transact(lambda tx: requeueing.requeue(tx, child)))
     first = await stations.run(child)
     assert {name: again[name] for name in LIMITS} == {name: first[name] for name in LIMITS}
 

@@ -20,7 +20,7 @@ from chaz import (
     cancelling,
     outbox,
     publishing,
-    runs,
+    requeueing,
     sessionlog,
     steering,
 )
@@ -42,7 +42,7 @@ LINEAGE = ("session_id", "agent", "trigger_position", "priority", "parent_run_id
 
 
 async def requeue(stations: Stations, run: UUID) -> UUID:
-    return await stations.transact(partial(runs.requeue, run_id=run))
+    return await stations.transact(partial(requeueing.requeue, run_id=run))
 
 
 async def failed(stations: Stations, session: str = "s", content: str = "hello") -> UUID:
