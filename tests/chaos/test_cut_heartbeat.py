@@ -23,25 +23,29 @@ REFUSED = ("no longer this worker's", "is over:", "cannot renew its lease")
 both_faults = pytest.mark.parametrize("fault", ["refuse", "freeze"])
 
 
-def wanted(seconds: float) -> str:
-    return script(
-        calls(call("record_effect", name="before")),
-        calls(call("slow", seconds=seconds)),
-        calls(call("record_effect", name="after")),
-        answer("through"),
-    )
+WANTED = script(
+    calls(call("record_effect", name="before")),
+    calls(call("until_effect", name="go")),
+    calls(call("record_effect", name="after")),
+    answer("through"),
+)
 
 
-def begun(database: ScratchDatabase, chaz: Chaz, seconds: float) -> AgentResult:
-    """A run in the midst of its slow call."""
-    result = chaz.session("talk").direct("solo", wanted(seconds))
-    eventually(lambda: database.query("select 1 from chaz.calls where tool = 'slow'"), within=30)
+def begun(database: ScratchDatabase, chaz: Chaz) -> AgentResult:
+    """A run in the midst of a call, which ends at :func:`go`."""
+    result = chaz.session("talk").direct("solo", WANTED)
+    eventually(lambda: database.query("select 1 from chaz.calls where tool = 'until_effect'"), within=30)
     return result
+
+
+def go(database: ScratchDatabase) -> None:
+    """Let the call end."""
+    database.query("insert into effects (name) values ('go')")
 
 
 def pids(database: ScratchDatabase) -> dict[str, list[int]]:
     """By effect, the processes that had it."""
-    rows = database.query("select name, array_agg(pid) as pids from effects group by name")
+    rows = database.query("select name, array_agg(pid) as pids from effects where name <> 'go' group by name")
     return {row["name"]: row["pids"] for row in rows}
 
 
@@ -61,11 +65,12 @@ def test_another_worker_takes_over_and_the_first_is_refused(
     processes.listener(**SOON)
     first = processes.worker(database_url=between.url, **SOON)
     with Chaz(database.url) as chaz:
-        result = begun(database, chaz, seconds=8)
+        result = begun(database, chaz)
         second = processes.worker(**SOON)
 
         getattr(between, fault)()
         assert result.get(timeout=BOUND) == "through"
+        go(database)
         eventually(lambda: any(said in first.said for said in REFUSED), within=30)
 
         assert pids(database) == {"before": [first.pid], "after": [second.pid]}
@@ -85,13 +90,16 @@ def test_it_starts_no_further_call_while_nobody_has_noticed(
     listener = processes.listener(**SOON)
     first = processes.worker(database_url=between.url, **SOON)
     with Chaz(database.url) as chaz:
-        result = begun(database, chaz, seconds=5)
+        result = begun(database, chaz)
         # Without a listener nobody takes the run away: its row still says that it is the first worker's.
         listener.kill()
 
         getattr(between, fault)()
+        eventually(lambda: database.value("select bool_and(expires_at < now()) from chaz.workers"), within=30)
+        go(database)
         # Its result may still be written, by whom the row says; then it would be the next call's turn.
-        eventually(lambda: database.query("select 1 from chaz.calls where tool = 'slow' and outcome = 'ok'"), within=30)
+        ended = "select 1 from chaz.calls where tool = 'until_effect' and outcome = 'ok'"
+        eventually(lambda: database.query(ended), within=30)
         second = processes.worker(**SOON)
 
         assert database.query("select state, attempt from chaz.runs") == [{"state": "running", "attempt": 1}]

@@ -82,7 +82,7 @@ async def test_one_that_was_given_back_for_a_while_does_not_come_sooner(stations
     claim = await stations.claimed("s")
     await stations.give_back(claim, wait=3600)
     chaz.pause("all")
-    assert await stations.try_to_claim(claim.run_id) == Unclaimed("held", "paused")
+    assert await stations.try_to_claim(claim.run_id) == Unclaimed("not yet", "its time has not come")
     chaz.resume("all")
     assert await published(stations) == []
 
