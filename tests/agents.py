@@ -107,6 +107,13 @@ def pay(card: str, amount: int, context: CallContext) -> str:
     return f"paid {amount}"
 
 
+@tool(sensitive_params=["card"], approval="always", risk="high")
+def charge(card: str, amount: int, context: CallContext) -> str:
+    """Leave a row with the card's number behind, and say it."""
+    record_effect(card, context)
+    return f"charged {amount} to {card}"
+
+
 ODD: dict[str, object] = {
     "nul": "a\0b",
     "lone surrogate": "a\ud800b",
@@ -150,3 +157,10 @@ capped = Agent(
     max_concurrent=2,
 )
 careful = Agent("careful", instructions="Be careful.", model="scripted", tools=[record_effect, third_time, seldom, pay])
+guarded = Agent(
+    "guarded",
+    instructions="Ask first.",
+    model="scripted",
+    tools=[word_count, record_effect, slow, until_effect, until_told, kill_again, charge, "ask_human"],
+    policies={"record_effect": {"approval": "always"}, "until_told": {"approval": "always", "timeout": 3600}},
+)
