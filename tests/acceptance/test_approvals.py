@@ -202,7 +202,7 @@ def test_a_message_that_comes_while_it_waits(policy: Any, processes: Processes, 
         session.configure(on_message=policy)
         run = session.direct("guarded", WANTED)
         (request,) = until_asked(chaz, [run])
-        later = session.say(script(answer("to the message")), recipient="guarded")
+        later = session.say(script(answer("to the message"), text="Hi."))
         if policy == "interrupt":
             with pytest.raises(RunCancelled, match="interrupted"):
                 run.get(timeout=BOUND)
@@ -240,7 +240,7 @@ def test_what_is_masked_is_found_nowhere(
     ]
     with Chaz(database.url) as chaz:
         # Flower sees what happens after it has begun to listen.
-        eventually(lambda: chaz.session().direct("guarded", "Hi").wait(BOUND) and flower.tasks(), within=BOUND)
+        eventually(lambda: chaz.session().direct("guarded", "Hi").get(BOUND) and flower.tasks(), within=BOUND)
         runs = [chaz.session(f"s{n}").direct("guarded", text) for n, text in enumerate(wanted)]
         requests = until_asked(chaz, runs)
         seen = {"a list": command("approvals"), "its JSON": command("approvals", "--json")}

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import base64
 import json
 import subprocess
 import sys
-import urllib.request
 from collections.abc import Callable, Iterator
-from typing import Any
 from uuid import uuid4
 
 import pytest
@@ -16,8 +13,8 @@ import pytest
 from chaz import Chaz, RunCancelled
 from chaz.result import AgentResult
 from chaz.testing import StubServer, eventually
-from tests.acceptance.test_bad_input import closed_port
 from tests.fixtures.broker import both_brokers
+from tests.fixtures.flower import Flower
 from tests.fixtures.model import answer, call, calls, script
 from tests.fixtures.postgres import ScratchDatabase
 from tests.fixtures.processes import ROOT, Processes
@@ -174,21 +171,7 @@ def test_celery_control_revoke_is_heard_by_whoever_is_up(
 def test_flowers_terminate_is_a_cancel_and_is_shown_as_revoked(processes: Processes, database: ScratchDatabase) -> None:
     processes.listener()
     worker = processes.worker()
-    port = closed_port()
-    flower = processes.start(
-        "flower",
-        [
-            *(sys.executable, "-m", "celery", "-A", "chaz", "flower"),
-            *("--address=127.0.0.1", f"--port={port}", "--basic-auth=me:word"),
-        ],
-    )
-    flower.until_says("Connected to")
-
-    def ask(path: str, method: str = "GET") -> Any:
-        request = urllib.request.Request(f"http://127.0.0.1:{port}/api/{path}", method=method)
-        request.add_header("Authorization", "Basic " + base64.b64encode(b"me:word").decode())
-        with urllib.request.urlopen(request, timeout=10) as response:
-            return json.load(response)
+    ask = Flower(processes).ask
 
     with Chaz(database.url) as chaz:
         # Flower sees what happens after it has begun to listen.

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import base64
 import json
-import sys
-import urllib.request
-from typing import Any
 
 from chaz import Chaz
 from chaz.testing import eventually
-from tests.acceptance.test_bad_input import closed_port
 from tests.fixtures.broker import both_brokers
+from tests.fixtures.flower import Flower
 from tests.fixtures.model import answer, call, calls, script, spawn
 from tests.fixtures.postgres import ScratchDatabase
 from tests.fixtures.processes import Processes
@@ -24,24 +20,8 @@ def test_a_parked_run_is_seen_to_wait(processes: Processes, database: ScratchDat
     processes.listener()
     processes.audit()
     processes.worker()
-    port = closed_port()
-    flower = processes.start(
-        "flower",
-        [
-            *(sys.executable, "-m", "celery", "-A", "chaz", "flower"),
-            *("--address=127.0.0.1", f"--port={port}", "--basic-auth=me:word"),
-        ],
-    )
-    flower.until_says("Connected to")
-
-    def ask(path: str) -> dict[str, Any]:
-        request = urllib.request.Request(f"http://127.0.0.1:{port}/api/{path}")
-        request.add_header("Authorization", "Basic " + base64.b64encode(b"me:word").decode())
-        with urllib.request.urlopen(request, timeout=10) as response:
-            return json.load(response)
-
-    def tasks() -> dict[str, dict[str, Any]]:
-        return ask("tasks")
+    flower = Flower(processes)
+    ask, tasks = flower.ask, flower.tasks
 
     with Chaz(database.url) as chaz:
         # Flower sees what happens after it has begun to listen.
