@@ -25,7 +25,7 @@ from tests.fixtures.valkey import Valkey
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(240)]
 
 SOON = {"lease": "2", "beat": "0.5", "sweep": "1", "approvers": "ada"}
-BOUND = 90.0
+BOUND = 60.0
 ASKED = ("approve", "approve_all", "deny")
 RACES = 12
 
@@ -154,7 +154,7 @@ def test_the_worker_dies_between_the_word_and_the_call(processes: Processes, dat
         processes.worker(**SOON)
 
         until_through(database, runs)
-        assert database.query("select distinct attempt, crashes from chaz.runs") == [{"attempt": 3, "crashes": 1}]
+        assert database.query("select distinct attempt from chaz.runs") == [{"attempt": 3}]
 
 
 def test_the_worker_dies_after_the_call(processes: Processes, database: ScratchDatabase) -> None:
