@@ -67,7 +67,7 @@ def test_who_may_not_decide_changes_nothing(processes: Processes, database: Scra
         code, said = command("approve", str(request.id), "--by", "mallory")
         refusal = f"'mallory' may not decide request {request.id}; who may: ada, ops-*"
         assert (code, said) == (77, refusal)
-        # Nor an agent, by whatever name.
+        # Nor does the asking agent's own name.
         chaz.decide(request.id, "approve", by="guarded")
         eventually(lambda: notes(database) == [refusal, refusal.replace("mallory", "guarded")], within=BOUND)
         assert run.state == "parked"

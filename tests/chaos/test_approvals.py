@@ -15,6 +15,7 @@ from chaz.broker import run_queue
 from chaz.deciding import Request
 from chaz.runtime.calling import MAY_HAVE_RUN
 from chaz.testing import eventually
+from tests.acceptance.test_holding_back import registered
 from tests.fixtures.asking import CameTo, came_to, until_asked
 from tests.fixtures.broker import Broker
 from tests.fixtures.model import answer, call, calls, script
@@ -82,17 +83,6 @@ def until_through(database: ScratchDatabase, runs: Mapping[str, AgentResult]) ->
     assert database.value("select count(*) from effects where name = 'and again'") == 1
     assert database.value("select count(*) from chaz.approvals") == len(runs), "what approve_all covers is not asked"
     assert database.value("select max(n) from (select count(*) as n from effects group by key) as executed") == 1
-
-
-def registered(database: ScratchDatabase, agent: str) -> None:
-    """As by a worker that is gone."""
-    database.query(
-        """
-        insert into chaz.agents (name, queue, version, max_steps, timeout)
-        values (%(name)s, %(name)s, 'v1', 30, '1 hour')
-        """,
-        name=agent,
-    )
 
 
 @pytest.fixture
