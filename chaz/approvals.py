@@ -25,6 +25,7 @@ from chaz.runs import Claim, fence, go_on
 
 MAX_SHOWN = 20_000
 """The most characters of a call's arguments that a request shows."""
+MAX_NOTE = 2_000
 SYSTEM = "system"
 FROM_PEOPLE = frozenset({"approve", "approve_all", "deny", "answer"})
 
@@ -235,15 +236,16 @@ async def _decide(tx: Transaction, row: Mapping[str, Any]) -> list[Said]:
     id = _request_of(row)
     found = await tx.execute(
         """
-        select a.*, coalesce(s.approvers, a.approvers) as may_decide, %(at)s > a.expires_at as late
-        from chaz.approvals a join chaz.sessions s on s.id = a.session_id
+        select a.*, coalesce(s.approvers, a.approvers) as may_decide, e.created_at > a.expires_at as late
+        from chaz.approvals a join chaz.sessions s on s.id = a.session_id join chaz.entries e on e.id = %(entry)s
         where a.id = %(id)s and a.session_id = %(session)s
         """,
-        {"id": id, "session": row["session_id"], "at": row["created_at"]},
+        {"id": id, "session": row["session_id"], "entry": row["id"]},
     )
     request = await found.fetchone()
     if request is None:
-        return [_note(row, f"no request {row['metadata'].get('request')!r} was made in this session")]
+        named = safe_text(repr(row["metadata"].get("request")), MAX_NAME)
+        return [_note(row, f"no request {named} was made in this session")]
     by, decision = row["sender"], row["metadata"].get("decision")
     if refusal := _refusal(request, row, decision):
         return [_note(row, refusal)]
@@ -276,8 +278,8 @@ def _refusal(request: Row, row: Mapping[str, Any], decision: Any) -> str | None:
     if row["author"] == "agent" or not matches(by, request["may_decide"]):
         allowed = ", ".join(request["may_decide"]) or "nobody"
         return f"{by!r} may not decide request {request['id']}; who may: {allowed}"
-    if decision not in FROM_PEOPLE:
-        return f"a decision is approve, approve_all, deny or answer, not {safe_text(repr(decision), 200)}"
+    if not isinstance(decision, str) or decision not in FROM_PEOPLE:
+        return f"a decision is approve, approve_all, deny or answer, not {safe_text(repr(decision), MAX_NAME)}"
     if (request["kind"] == "question") != (decision == "answer") and decision != "deny":
         return f"request {request['id']} is of the kind {request['kind']}; {decision} decides nothing about it"
     if decision == "answer" and request["choices"] is not None and row["content"] not in request["choices"]:
@@ -306,7 +308,8 @@ def _too_late(request: Row) -> str:
 
 
 def _note(row: Mapping[str, Any], text: str) -> Said:
-    return Said(row, "note", text, {"entry": str(row["id"]), "reason": "no-effect"})
+    # Whoever may decide, or what may be answered, can be a long list.
+    return Said(row, "note", safe_text(text, MAX_NOTE), {"entry": str(row["id"]), "reason": "no-effect"})
 
 
 def _closing(row: Mapping[str, Any], request: Row, decision: Decision, text: str) -> Said:

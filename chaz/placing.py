@@ -104,7 +104,13 @@ async def place(
     for row in rows:
         await work.answer(locked[row["session_id"]], row)
     # The system's own close what has been closed.
-    decisions = [row for row in rows if row["type"] == "approval_decision" and row["author"] != "system"]
+    decisions = [
+        row
+        for row in rows
+        if row["type"] == "approval_decision"
+        and row["author"] != "system"
+        and row["tenant"] == locked[row["session_id"]].row["tenant"]
+    ]
     for said in await approvals.decide(tx, decisions) if decisions else []:
         work.say(locked[said.entry["session_id"]], said)
     await work.write(locked)
@@ -172,7 +178,7 @@ async def _give_positions(tx: Transaction, locked: Mapping[UUID, _Session], per_
             case when e.type = 'approval_decision' or (e.type = 'message' and strpos(e.content, '@') > 0)
                 then e.content else '' end as content,
             e.metadata->'options' as options, case when e.type = 'approval_decision' then e.metadata end as metadata,
-            e.sender, e.created_at
+            e.sender
         """,
         {
             "ids": list(locked),

@@ -133,6 +133,8 @@ begin
                 using errcode = 'insufficient_privilege', hint = 'grant chaz_approver to it.';
         end if;
         new.metadata := new.metadata || jsonb_build_object('decided_as', session_user);
+        -- Whether it came in time is not its sender's to say.
+        new.created_at := clock_timestamp();
     end if;
     return new;
 end

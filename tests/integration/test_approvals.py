@@ -452,3 +452,85 @@ async def test_a_request_is_found_by_the_beginning_of_its_id(stations: Stations)
         assert await deciding.beginning_with(stations.database, beginning) == requests[:1]
     for nonsense in ("", "7", "xyz", f"{text}0", "%"):
         assert await deciding.beginning_with(stations.database, nonsense) == []
+# What anybody with the role may insert
+
+
+@pytest.mark.parametrize(
+    "metadata",
+    [
+        "'{}'",
+        """'{"request": 7, "decision": "approve"}'""",
+        """'{"request": ["a"], "decision": "approve"}'""",
+        "jsonb_build_object('request', repeat('x', 2000000), 'decision', 'approve')",
+        "jsonb_build_object('request', id)",
+        "jsonb_build_object('request', id, 'decision', 7)",
+        "jsonb_build_object('request', id, 'decision', '[]'::jsonb)",
+        "jsonb_build_object('request', id, 'decision', '{}'::jsonb)",
+        "jsonb_build_object('request', id, 'decision', repeat('x', 2000000))",
+        "jsonb_build_object('request', id, 'decision', 'timed_out')",
+    ],
+)
+async def test_a_decision_that_makes_no_sense_is_noted_and_holds_up_nobody(stations: Stations, metadata: str) -> None:
+    claim, (request,) = await stations.asking("s")
+    stations.scratch.query(
+        f"""
+        insert into chaz.entries (session_id, type, sender, content, metadata)
+        select session_id, 'approval_decision', 'ada', '', {metadata} from chaz.approvals
+        """  # pyright: ignore[reportArgumentType]
+    )
+
+    await stations.place()
+
+    assert len(await notes(stations, "s")) == 1
+    assert await stations.state(claim.run_id) == "parked"
+    await stations.decide(request, "approve")
+    assert await stations.state(claim.run_id) == "queued"
+
+
+@pytest.mark.parametrize("sent", ["infinity", "-infinity", "20000-01-01"])
+async def test_a_decision_says_nothing_of_its_own_time(stations: Stations, sent: str) -> None:
+    _, requests = await stations.asking("s", calls=2)
+    await expire(stations, requests[1])
+    stations.scratch.query(
+        """
+        insert into chaz.entries (session_id, type, sender, content, metadata, created_at)
+        select session_id, 'approval_decision', 'ada', '', jsonb_build_object('request', id, 'decision', 'approve'),
+            %(sent)s
+        from chaz.approvals
+        """,
+        sent=sent,
+    )
+
+    await stations.place()
+
+    decided = await stations.fetch("select decision from chaz.approvals order by ordinal")
+    assert [row["decision"] for row in decided] == ["approve", "timed_out"]
+
+
+async def test_many_approvers_do_not_make_a_note_too_long(stations: Stations) -> None:
+    _, (request,) = await stations.asking("s", approvers=[f"{number:0200}" for number in range(6000)])
+
+    await stations.decide(request, "approve", by="eve")
+
+    (note,) = await notes(stations, "s")
+    assert note.startswith(f"'eve' may not decide request {request}")
+
+
+async def test_a_decision_of_another_tenant_or_in_another_session_decides_nothing(stations: Stations) -> None:
+    claim, (request,) = await stations.asking("s")
+    insert = """
+        insert into chaz.entries (tenant, session_id, type, sender, content, metadata)
+        select %(tenant)s, coalesce(%(session)s, session_id), 'approval_decision', 'ada', '',
+            jsonb_build_object('request', id, 'decision', 'approve')
+        from chaz.approvals where id = %(request)s
+    """
+    other = uuid4()
+    stations.scratch.query(insert, tenant="", session=other, request=request)
+    stations.scratch.query(insert, tenant="theirs", session=None, request=request)
+
+    await stations.place()
+
+    assert await stations.state(claim.run_id) == "parked"
+    assert stations.scratch.value("select decision from chaz.approvals") is None
+    errors = [entry.content for entry in await stations.log("s") if entry.type == "error"]
+    assert errors == ["the entry's tenant is 'theirs', not the session's"]

@@ -240,3 +240,15 @@ async def test_a_name_of_another_tenant_is_another_session(stations: Stations) -
     await stations.place()
     rows = await stations.fetch("select tenant, name from chaz.sessions order by tenant")
     assert [(row["tenant"], row["name"]) for row in rows] == [("", "s"), ("acme", "s")]
+
+
+@pytest.mark.parametrize("at", ["infinity", "-infinity", "20000-01-01"])
+async def test_an_entry_is_placed_whatever_it_says_of_its_time(stations: Stations, at: str) -> None:
+    stations.scratch.query(
+        """
+        insert into chaz.entries (session_id, type, sender, recipient, content, created_at)
+        values (gen_random_uuid(), 'directive', 'ada', 'solo', 'hello', %(at)s)
+        """,
+        at=at,
+    )
+    assert (await stations.place()).entries == 1
