@@ -9,7 +9,7 @@ from uuid import UUID
 from chaz.asking import GRANTED, Ask, digest_of, not_approved
 from chaz.entries import SecretsPolicy
 from chaz.lineage import Spawn, in_scope
-from chaz.outcomes import CallOutcome, ToolCall, typed_error
+from chaz.outcomes import CallOutcome, ToolCall, Turn, typed_error
 from chaz.runtime.builtin import AGENT_RESULT, ASK_HUMAN, SPAWN_AGENT
 from chaz.runtime.masking import sensitive_values, shown_arguments, without
 from chaz.runtime.running import (
@@ -34,6 +34,13 @@ HARMLESS = frozenset({ASK_HUMAN, AGENT_RESULT})
 """They do nothing that would need a person's word, whatever a glob in a policy says."""
 
 
+def remember_sensitive(context: RunContext, turn: Turn) -> None:
+    """Keep what the turn's calls were given in sensitive parameters, to mask it wherever it stands from now on."""
+    for call in turn.calls:
+        policy = context.agent.policy(context.agent.named(call.tool))
+        context.sensitive |= sensitive_values(call.arguments, policy.sensitive_params)
+
+
 async def make_call(context: RunContext, step: int, ordinal: int, call: ToolCall) -> CallOutcome | Waiting | GivenBack:
     """What a call comes to. Raises what the journal raises.
 
@@ -42,7 +49,6 @@ async def make_call(context: RunContext, step: int, ordinal: int, call: ToolCall
     journal = context.journal
     call = call.model_copy(update={"tool": context.agent.named(call.tool)})
     policy = context.agent.policy(call.tool)
-    context.sensitive |= sensitive_values(call.arguments, policy.sensitive_params)
     record = context.calls.get((step, ordinal))
     if record is not None and record.outcome is not None:
         return record.outcome

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from chaz.errors import ModelUnavailable
 from chaz.outcomes import CallOutcome, Room, ToolCall, Turn, Usage
-from chaz.runtime.calling import make_call
+from chaz.runtime.calling import make_call, remember_sensitive
 from chaz.runtime.delimiting import DATA_RULE, delimited
 from chaz.runtime.masking import without
 from chaz.runtime.models import AssistantMessage, HistoryMessage, ToolMessage, ToolSchema
@@ -131,6 +131,8 @@ async def _ask(context: RunContext, history: Sequence[HistoryMessage], *, last: 
 
 async def _calls(context: RunContext, step: int, turn: Turn) -> list[CallOutcome | Waiting | GivenBack]:
     """What a turn's calls come to, made at once."""
+    # All of them first: what one is given in a sensitive parameter, another may have in any.
+    remember_sensitive(context, turn)
     try:
         async with asyncio.TaskGroup() as group:
             tasks = [

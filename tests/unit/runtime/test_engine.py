@@ -1412,3 +1412,10 @@ def test_a_question_that_is_none_is_refused(make: Make, given: dict[str, object]
     model = Playing(asks(("ask_human", given)), DONE)
     assert run(make(agent("ask_human"), model, journal)) == Answered("done")
     assert told(model.asked[1])[0][0].startswith("bad_arguments: ask_human: ")
+
+
+def test_what_is_sensitive_in_one_call_of_a_turn_is_masked_in_those_before_it(make: Make) -> None:
+    journal = Recorder()
+    turn = asks(("double", {"n": "s3cr3t-key"}), ("wipe", {"disk": "b", "key": "s3cr3t-key"}))
+    run(make(agent(wipe, double), Playing(turn), journal))
+    assert journal.shown == ['{"n": "***"}']
