@@ -244,14 +244,15 @@ async def _queue_next(tx: Transaction, run: Row) -> None:
 async def answer_parents(tx: Transaction, run_id: UUID, answer: CallOutcome) -> None:
     """Answer the waits for this run, and queue each parked run whose last open wait this was.
 
-    The waiting run's row is locked first, as its own decision to park does, so that the two cannot miss each other.
+    The waiting run's row is locked first, as its own decision to park does, so that the two cannot miss each other; of
+    several the deepest first, as by all who lock more than one.
     """
     waiting = await (
         await tx.execute(
             """
             select id from chaz.runs where id in (
                 select run_id from chaz.waits where child_run_id = %(run)s and answer is null)
-            order by id for update
+            order by depth desc, id for update
             """,
             {"run": run_id},
         )

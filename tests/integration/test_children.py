@@ -352,3 +352,23 @@ async def test_what_this_attempt_has_stored_is_told_and_no_other_s(stations: Sta
     assert [await told(again, ordinal) for ordinal in (0, 1)] == [None, None]
     with pytest.raises(StaleAttempt):
         await told(parent, 0)
+
+
+async def test_an_end_that_answers_several_locks_the_deepest_first(stations: Stations) -> None:
+    root, (mid_run,) = await stations.spawning("s")
+    mid = await stations.claim(mid_run, "child")
+    await stations.step(mid, a_call("spawn_agent"))
+    leaf_run = await stations.spawn(mid)
+    await stations.place()
+    leaf = await stations.claim(leaf_run, "child")
+    await stations.step(root, a_call("agent_result"), step=1)
+    assert await stations.ask_for(root, leaf_run, step=1) is None
+
+    with stations.scratch.connect() as holder, stations.scratch.connect() as other:
+        holder.execute("select from chaz.runs where id = %s for update", [mid_run])
+        ending = asyncio.create_task(stations.end(leaf))
+        await asyncio.to_thread(stations.scratch.until_blocked, 1)
+        other.execute("select from chaz.runs where id = %s for update nowait", [root.run_id])
+        other.rollback()
+        holder.rollback()
+        await ending
