@@ -108,9 +108,12 @@ async def request(database: Database, id: UUID, send: Callable[[UUID, Word, str 
 
 
 async def beginning_with(database: Database, text: str) -> list[UUID]:
-    """The requests whose ids begin so; those of two hexadecimal digits and more, none of any other text."""
+    """The requests whose ids begin so; those of four hexadecimal digits and more, none of any other text.
+
+    Fewer are sooner a slip, such as a shell's variable that is not set, than a choice.
+    """
     digits = text.lower().replace("-", "")
-    if not re.fullmatch(r"[0-9a-f]{2,32}", digits):
+    if not re.fullmatch(r"[0-9a-f]{4,32}", digits):
         return []
     rows = await database.fetch(
         "select id from chaz.approvals where id between %(first)s and %(last)s order by asked_at limit 10",

@@ -39,7 +39,9 @@ def add_commands(commands: Commands, common: argparse.ArgumentParser) -> None:
     answer = add_command(commands, common, "answer", run_decide, "answer an agent's question")
     answer.set_defaults(word="answer")
     for command in (approve, deny, answer):
-        command.add_argument("id", help="the request's id, or enough of its beginning")
+        command.add_argument(
+            "id", help=f"the request's id, or enough of its beginning (at least {SHORTEST_BEGINNING} characters)"
+        )
         command.add_argument("--by", metavar="NAME", help="who decides (default: the user)")
     answer.add_argument("text", help="the answer")
     for command in (approve, deny):
