@@ -115,6 +115,7 @@ async def _store(
 ) -> None:
     id = request_id(claim.run_id, step, ordinal)
     shown = safe_text(ask.shown, MAX_SHOWN)
+    choices = None if ask.choices is None else [safe_text(choice) for choice in ask.choices]
     default = timedelta(seconds=timeout) if session["approval_timeout"] is None else session["approval_timeout"]
     stored = await (
         await tx.execute(
@@ -141,7 +142,7 @@ async def _store(
                 "risk": ask.risk,
                 "shown": shown,
                 "digest": ask.digest,
-                "choices": None if ask.choices is None else [safe_text(choice) for choice in ask.choices],
+                "choices": choices,
                 "approvers": list(approvers),
                 "timeout": default if ask.timeout is None else timedelta(seconds=ask.timeout),
             },
@@ -161,8 +162,8 @@ async def _store(
         "step": step,
         "ordinal": ordinal,
     }
-    if ask.choices is not None:
-        facts["choices"] = list(ask.choices)
+    if choices is not None:
+        facts["choices"] = choices
     if claim.session_id != session["id"]:
         facts["asked_by"] = str(claim.session_id)
     await sessionlog.append(

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from uuid import UUID, uuid4
 
 import psycopg
 import pytest
 
 from chaz import AsyncChaz, Chaz, InvalidEntry, approvals, deciding, journal
+from chaz.cli import main
 from chaz.errors import NotPermitted, UnknownRequest
 from tests.fixtures.postgres import ScratchDatabase
 from tests.fixtures.stations import Stations, a_call
@@ -418,6 +420,14 @@ async def test_an_answer_is_one_of_the_choices(stations: Stations) -> None:
     assert stations.scratch.value("select reason from chaz.approvals") == "right"
 
 
+async def test_a_question_may_hold_whatever_a_model_writes(stations: Stations) -> None:
+    await stations.asking("s", kind="question", shown="Wh\0ich\ud800?", choices=["l\0eft", "right\ud800"])
+
+    (entry,) = [entry for entry in await stations.log("s") if entry.type == "approval_request"]
+    assert entry.content == "Wh\ufffdich\ufffd?"
+    assert entry.metadata["choices"] == ["l\ufffdeft", "right\ufffd"]
+
+
 # Programs
 
 
@@ -437,6 +447,22 @@ async def test_a_request_is_decided_from_python(stations: Stations, chaz: Chaz) 
         chaz.decide("nonsense", "approve")
     with pytest.raises(UnknownRequest):
         chaz.decide(uuid4(), "approve")
+
+
+@pytest.mark.parametrize("id", ["", "{beginning}"])
+async def test_the_command_line_takes_no_beginning_that_says_little(
+    stations: Stations, capsys: pytest.CaptureFixture[str], id: str
+) -> None:
+    # As of a shell's variable that is not set.
+    _, (request,) = await stations.asking("s")
+    arguments = ["approve", id.format(beginning=str(request)[:3]), "--database", stations.scratch.url]
+
+    with pytest.raises(SystemExit) as exit:
+        await asyncio.to_thread(main, arguments)
+
+    assert exit.value.code == 66
+    assert "no request" in capsys.readouterr().err
+    assert not await stations.fetch("select from chaz.entries where type = 'approval_decision'")
 
 
 @pytest.fixture
