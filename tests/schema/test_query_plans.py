@@ -16,6 +16,7 @@ from chaz import (
     Budget,
     cancelling,
     children,
+    deciding,
     interrupts,
     journal,
     listings,
@@ -39,10 +40,13 @@ from tests.fixtures.stations import Stations, a_call
 pytestmark = [pytest.mark.anyio, both_servers]
 
 T = TypeVar("T")
-WATCHED = {"entries", "runs", "waits", "calls", "steps", "workers", "cancellations", "callbacks"}
+WATCHED = {"approvals", "entries", "runs", "waits", "calls", "steps", "workers", "cancellations", "callbacks"}
 TINY: set[str] = {"workers"}
 """Tables that hold a few rows for ever."""
 PARTIAL = {
+    "approvals_open",
+    "approvals_expiry",
+    "waits_open",
     "entries_inbox",
     "cancellations_open",
     "runs_to_publish",
@@ -149,6 +153,15 @@ async def history(stations: Stations) -> None:
     stations.scratch.query(
         """
         insert into chaz.callbacks (run_id, target) select id, '{"kind": "webhook", "url": "http://x/"}' from chaz.runs
+        """
+    )
+    stations.scratch.query(
+        """
+        insert into chaz.approvals (id, kind, run_id, step, ordinal, tenant, session_id, agent, tool, risk, shown,
+            digest, approvers, expires_at, decision, decided_by, decided_at)
+        select gen_random_uuid(), 'approval', id, 0, n, '', session_id, 'solo', 't', 'low', '', '', '{}', now(),
+            'approve', 'ada', now()
+        from chaz.runs, generate_series(1, 5) n
         """
     )
     for text in ("one", "two", "three"):
@@ -331,3 +344,30 @@ async def test_cancelling(explaining: ExplainingDatabase, stations: Stations) ->
     assert "cancellations_open" in plans
     assert "sessions_children" in plans
     assert await stations.state(run) == "cancelled"
+
+
+async def test_asking_people_and_their_words(explaining: ExplainingDatabase, stations: Stations) -> None:
+    _, first = await stations.asking("asking", calls=3)
+    claim, second = await stations.asking("asking too")
+    requests = first + second
+    stations.scratch.query(
+        "update chaz.approvals set expires_at = now() - interval '1 s' where id = %(id)s", id=requests[-1]
+    )
+
+    def send(id: UUID, word: deciding.Word, by: str | None, reason: str) -> None:
+        raise AssertionError
+
+    plans = await explaining.plans_of(sweeps.due)
+    assert "approvals_expiry" in plans
+    await explaining.plans_of(lambda database: sweeps.time_out_requests(database, aside=Aside()))
+    await explaining.plans_of(lambda database: deciding.waiting(database, send, tenant=""))
+    await explaining.plans_of(lambda database: deciding.waiting(database, send, tenant="", session_id=claim.session_id))
+    sent = await stations.transact(lambda tx: deciding.decide(tx, requests[0], "deny", "ada"))
+    assert sent is not None
+    await stations.transact(lambda tx: deciding.decide(tx, requests[1], "approve_all", "ada"))
+    await explaining.plans_of(lambda database: deciding.no_effect(database, sent))
+    await explaining.plans_of(lambda database: database.transact(lambda tx: place(tx, default_agent="", first_wait=5)))
+    await explaining.plans_of(lambda database: database.transact(lambda tx: journal.load(tx, claim.run_id)))
+    await explaining.plans_of(lambda database: deciding.request(database, requests[0], send))
+    decided = await stations.fetch("select from chaz.approvals where decision <> 'approve' or reason is not null")
+    assert len(decided) == len(requests)
