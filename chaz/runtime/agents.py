@@ -170,6 +170,13 @@ class Agent:
         """How its tool of this name may be called, in force here: the tool's word, its own, and the deployment's."""
         return self._in_force.get(name, ToolPolicy())
 
+    def parameters(self, name: str) -> list[str]:
+        """The names of the parameters of its tool of this name; none, if there is no such tool."""
+        if name in self.tools:
+            return self.tools[name].parameters
+        built_in = [schema for schemas in BUILT_IN.values() for schema in schemas if schema.name == name]
+        return [parameter for schema in built_in for parameter in schema.parameters["properties"]]
+
     def govern(self, deployment: Overrides) -> None:
         """Let the deployment have the last word on how its tools may be called. Raises ValueError."""
         self._in_force = self._changed(self._policies, deployment)

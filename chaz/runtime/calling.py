@@ -11,7 +11,7 @@ from chaz.entries import SecretsPolicy
 from chaz.lineage import Spawn, in_scope
 from chaz.outcomes import CallOutcome, ToolCall, Turn, typed_error
 from chaz.runtime.builtin import AGENT_RESULT, ASK_HUMAN, SPAWN_AGENT
-from chaz.runtime.masking import sensitive_values, shown_arguments, without
+from chaz.runtime.masking import sensitive_values, shown_arguments, without, without_in
 from chaz.runtime.running import (
     FIRST_SLEEP,
     LONGEST_SLEEP,
@@ -54,7 +54,8 @@ async def make_call(context: RunContext, step: int, ordinal: int, call: ToolCall
         return record.outcome
     if record is not None and record.waiting:
         return _waiting(call, started=record.started)
-    masked = without(shown_arguments(call.arguments, policy.sensitive_params), context.sensitive)
+    shown = shown_arguments(call.arguments, policy.sensitive_params)
+    masked = without_in(shown, context.sensitive, context.agent.parameters(call.tool))
     call = await context.egress.shown(call, masked, _secrets(context, call))
     if record is not None and record.started:
         outcome = await _resumed(context, step, ordinal, call, record)

@@ -54,6 +54,30 @@ def without(text: str, values: Collection[str]) -> str:
     return text
 
 
+def without_in(arguments: str, values: Collection[str], parameters: Collection[str]) -> str:
+    """The same in the JSON text of a call's arguments, which stays one: a value may be part of how JSON is written.
+
+    The names of the tool's own parameters stay.
+    """
+    if (masked := without(arguments, values)) == arguments:
+        return arguments
+
+    def clean(value: Any) -> Any:
+        if isinstance(value, list):
+            return [clean(each) for each in cast("list[Any]", value)]
+        if isinstance(value, str):
+            return without(value, values)
+        if isinstance(value, int | float) and not isinstance(value, bool) and without(str(value), values) != str(value):
+            return MASK
+        return value
+
+    def hook(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        return {name if name in parameters else without(name, values): clean(value) for name, value in pairs}
+
+    found = _object(arguments, hook)
+    return masked if found is None else json.dumps(found, ensure_ascii=False)
+
+
 def _object(arguments: str, hook: Callable[[list[tuple[str, Any]]], dict[str, Any]]) -> dict[str, Any] | None:
     """The object that a JSON text is, each in it made by ``hook`` of all its pairs: a name may come twice."""
     try:

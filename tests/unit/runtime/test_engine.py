@@ -1419,3 +1419,13 @@ def test_what_is_sensitive_in_one_call_of_a_turn_is_masked_in_those_before_it(ma
     turn = asks(("double", {"n": "s3cr3t-key"}), ("wipe", {"disk": "b", "key": "s3cr3t-key"}))
     run(make(agent(wipe, double), Playing(turn), journal))
     assert journal.shown == ['{"n": "***"}']
+
+
+@pytest.mark.parametrize("key", ["true", "question", '": "', "null", "options"])
+def test_a_sensitive_value_that_is_also_how_json_is_written_spoils_no_arguments(make: Make, key: str) -> None:
+    journal = Recorder(word=GRANTED)
+    question = {"question": f"Is {key} right?", "options": [key, "no"], "timeout": None}
+    turn = asks(("wipe", {"disk": "b", "key": key}), ("ask_human", question))
+    run(make(agent(wipe, "ask_human"), Playing(turn, DONE), journal))
+    (ask,) = [ask for ask in journal.asks if ask.kind == "question"]
+    assert (ask.shown, ask.choices) == ("Is *** right?", ["***", "no"])
