@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Sequence
 from uuid import UUID
 
 import pytest
@@ -28,7 +28,7 @@ async def time_out(stations: Stations, request: UUID) -> bool:
     return await stations.transact(lambda tx: approvals.time_out(tx, request))
 
 
-def disagreeing(database: ScratchDatabase) -> list[object]:
+def disagreeing(database: ScratchDatabase) -> Sequence[object]:
     """Requests that are open although their run is over, or of whose one decision the log says something else.
 
     Nor may a run be parked that waits for nothing, or a wait be answered by anything but the request's decision.
