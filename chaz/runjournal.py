@@ -120,9 +120,12 @@ class RunJournal:
         except REFUSED as error:
             # What people cannot be shown, they cannot approve.
             logger.exception("run=%s: a request to people cannot be stored", self._claim.run_id)
-            return typed_error(
-                "denied", f"the request for a person's word could not be stored ({type(error).__name__})"
-            )
+            why = f"the request for a person's word could not be stored ({type(error).__name__})"
+            outcome = typed_error("denied", why)
+            if ask.kind == "question":
+                # It is the call itself, and has its result by this; of another call that is the engine's to store.
+                await self.refuse_call(step, ordinal, call, outcome)
+            return outcome
         self._tell(asked.events)
         return asked.outcome
 

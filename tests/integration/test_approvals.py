@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 from uuid import UUID, uuid4
 
 import psycopg
 import pytest
 
 from chaz import AsyncChaz, Chaz, InvalidEntry, approvals, deciding, journal
+from chaz.asking import Approving, Ask
 from chaz.cli import main
+from chaz.deliveries import AuditEvent
+from chaz.entries import Budget
 from chaz.errors import NotPermitted, UnknownRequest
+from chaz.runjournal import RunJournal
 from tests.fixtures.postgres import ScratchDatabase
 from tests.fixtures.stations import Stations, a_call
 
@@ -426,6 +431,27 @@ async def test_a_question_may_hold_whatever_a_model_writes(stations: Stations) -
     (entry,) = [entry for entry in await stations.log("s") if entry.type == "approval_request"]
     assert entry.content == "Wh\ufffdich\ufffd?"
     assert entry.metadata["choices"] == ["l\ufffdeft", "right\ufffd"]
+
+
+@pytest.mark.parametrize("kind", ["approval", "question"])
+async def test_what_cannot_be_stored_is_denied_and_a_question_has_its_result(stations: Stations, kind: Any) -> None:
+    async def no_wait() -> None:
+        pass
+
+    claim = await stations.claimed("s")
+    await stations.step(claim, a_call("ask_human"))
+    stations.scratch.query("alter table chaz.approvals add constraint broken check (false)")
+    told: list[AuditEvent] = []
+    keeper = RunJournal(stations.database, claim, "v1", Budget(), Approving(["ada"]), told.extend, no_wait)
+
+    ask = Ask(kind=kind, tool="ask_human", shown="Which one?", digest="")
+    outcome = await keeper.ask(0, 0, a_call("ask_human"), ask)
+
+    assert outcome is not None
+    assert outcome.content == "denied: the request for a person's word could not be stored (InvalidEntry)"
+    calls = await stored(stations, claim.run_id)
+    assert [call.outcome for call in calls] == ([outcome] if kind == "question" else [])
+    assert [event.kind for event in told] == (["tool_call", "tool_result"] if kind == "question" else [])
 
 
 # Programs
