@@ -346,12 +346,15 @@ async def _settle(
     await go_on(tx, [request["run_id"]])
 
 
-async def overdue(tx: Transaction, *, limit: int = 100) -> list[UUID]:
-    """Open requests whose time is over, the oldest first."""
+async def overdue(tx: Transaction, *, without: Sequence[UUID] = (), limit: int = 100) -> list[UUID]:
+    """Open requests whose time is over, but for those ``without``, the oldest first."""
     cursor = await tx.execute(
-        "select id from chaz.approvals where decision is null and expires_at <= clock_timestamp() order by expires_at "
-        "limit %(limit)s",
-        {"limit": limit},
+        """
+        select id from chaz.approvals
+        where decision is null and expires_at <= clock_timestamp() and id <> all(%(without)s::uuid[])
+        order by expires_at limit %(limit)s
+        """,
+        {"without": list(without), "limit": limit},
     )
     return [row["id"] for row in await cursor.fetchall()]
 

@@ -219,9 +219,7 @@ async def close_late(
 async def time_out_requests(database: Database, *, aside: Aside) -> list[UUID]:
     """Close the requests to people whose time is over; which they were. What cannot be is put ``aside``."""
     closed: list[UUID] = []
-    for id in await database.transact(approvals.overdue):
-        if id in aside:
-            continue
+    for id in await database.transact(partial(approvals.overdue, without=aside.ids())):
         try:
             if await database.transact(partial(approvals.time_out, id=id)):
                 closed.append(id)

@@ -2,7 +2,7 @@
 
 Exit codes: 0 done; 1 the run failed, or an unexpected error; 2 a wrong command line; 3 the run was cancelled;
 65 wrong input; 66 no such session, agent, run or request; 69 a service is away; 75 the wait timed out;
-77 not permitted; 78 a wrong setting.
+77 not permitted, or decided otherwise before; 78 a wrong setting.
 """
 
 from __future__ import annotations

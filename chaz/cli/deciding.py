@@ -39,9 +39,7 @@ def add_commands(commands: Commands, common: argparse.ArgumentParser) -> None:
     answer = add_command(commands, common, "answer", run_decide, "answer an agent's question")
     answer.set_defaults(word="answer")
     for command in (approve, deny, answer):
-        command.add_argument(
-            "id", help=f"the request's id, or enough of its beginning (at least {SHORTEST_BEGINNING} characters)"
-        )
+        command.add_argument("id", help="the request's id, or enough of its beginning (four characters or more)")
         command.add_argument("--by", metavar="NAME", help="who decides (default: the user)")
     answer.add_argument("text", help="the answer")
     for command in (approve, deny):
@@ -82,8 +80,10 @@ def run_decide(options: argparse.Namespace) -> int:
         id = _whole(chaz, options.id)
         sent = chaz.decide(id, word, by=options.by, reason=options.text if word == "answer" else options.reason)
         if sent is None:
-            print(f"{_how(chaz.approval(id))} already; nothing was changed")
-            return 0
+            request = chaz.approval(id)
+            print(f"{_how(request)} already; nothing was changed")
+            # Whoever wanted just that has it.
+            return 0 if (request.decision or "").split("_")[0] == options.word else EXIT_NO_EFFECT
         ends = time.monotonic() + PLACED_WITHIN
         while time.monotonic() < ends:
             if why := chaz.loop.run(deciding.no_effect(chaz.inner.database, sent)):

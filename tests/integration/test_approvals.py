@@ -504,6 +504,8 @@ async def test_a_request_is_found_by_the_beginning_of_its_id(stations: Stations)
         assert await deciding.beginning_with(stations.database, beginning) == requests[:1]
     for nonsense in ("", "7", "xyz", f"{text}0", "%"):
         assert await deciding.beginning_with(stations.database, nonsense) == []
+
+
 # What anybody with the role may insert
 
 
