@@ -76,14 +76,18 @@ def measure(folder: Path, runs: int, points: int) -> dict[str, list[tuple[int, i
             "CHAZ_AGENTS": "bench.agents",
             "PYTHONPATH": str(ROOT),
             "PYTHONUNBUFFERED": "1",
-            # All of Python's memory is malloc's then, which can say how much of it is in use.
-            "PYTHONMALLOC": "malloc",
-            "MALLOC_ARENA_MAX": "1",
         }
+        # All of Python's memory is malloc's then, which can say how much of it is in use; what threads keep for
+        # themselves of what they have freed would count as such.
+        counted = {"PYTHONMALLOC": "malloc", "MALLOC_ARENA_MAX": "1"}
+        counted["GLIBC_TUNABLES"] = "glibc.malloc.tcache_count=0"
         # The children's agent is registered by this worker, and served from a queue that none consumes.
         worker = ["celery", "-A", "chaz", "worker", "-l", "WARNING", "-n", "worker1@%h", "-Q", "chaz.parent", *QUICK]
         commands = {"listener1": ["chaz", "listener"], "audit1": ["chaz", "audit"], "worker1": worker}
-        stations = [Station(name, command, environment, folder) for name, command in commands.items()]
+        stations = [
+            Station(name, command, environment | (counted if name == "worker1" else {}), folder)
+            for name, command in commands.items()
+        ]
         measured: dict[str, list[tuple[int, int]]] = {"listener1": [], "worker1": []}
         try:
             for station in stations:

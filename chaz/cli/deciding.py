@@ -11,7 +11,7 @@ from uuid import UUID
 from chaz import deciding
 from chaz.approvals import in_words
 from chaz.cli.options import add_command, on_terminal, print_json, producer_of, session_target
-from chaz.cli.render import clipped, coloured, terminal_width
+from chaz.cli.render import clipped, coloured, one_line, terminal_width
 from chaz.deciding import Request, Word
 from chaz.errors import InvalidEntry, UnknownRequest
 from chaz.producer import Chaz
@@ -67,7 +67,7 @@ def run_approvals(options: argparse.Namespace) -> int:
 def _line(request: Request[UUID | None]) -> str:
     asks = request.shown if request.kind == "question" else f"{request.tool} {request.shown}"
     left = (request.expires_at - datetime.now(UTC)).total_seconds()
-    shown = f"{request.id}  {max(0.0, left):5.0f} s left  {request.risk:6}  {request.agent}: {' '.join(asks.split())}"
+    shown = f"{request.id}  {max(0.0, left):5.0f} s left  {request.risk:6}  {request.agent}: {one_line(asks)}"
     if not on_terminal():
         return shown
     return coloured(clipped(shown, terminal_width()), RISK_COLOURS[request.risk], on=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Mapping
 from typing import Any, cast
@@ -24,6 +25,9 @@ _COLOURS = {
 }
 
 
+# Control characters, and those that turn the direction of writing.
+_OBEYED = re.compile(r"[\x00-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+
 STATE_COLOURS = {"succeeded": "32", "failed": "31", "cancelled": "35", "running": "36", "parked": "33"}
 """Of a run's state."""
 
@@ -43,9 +47,14 @@ def entry_line(entry: Entry, *, colour: bool = False, width: int | None = None) 
     return coloured(line, _COLOURS.get(entry.type, ""), on=colour)
 
 
+def one_line(text: str) -> str:
+    """A text of anybody's in a line, without what a terminal would obey, or shows in another order."""
+    return _OBEYED.sub("\N{REPLACEMENT CHARACTER}", " ".join(text.split()))
+
+
 def what(entry: Entry) -> str:
     """Who did what, in a line."""
-    text = " ".join(entry.content.split())
+    text = one_line(entry.content)
     match entry.type:
         case "message" | "directive":
             to = f" → {entry.recipient}" if entry.recipient else ""
