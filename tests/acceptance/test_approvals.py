@@ -169,9 +169,9 @@ def test_from_the_command_line(processes: Processes, database: ScratchDatabase, 
 
 
 def shortest(id: str, database: ScratchDatabase) -> str:
-    """The shortest beginning of an id that no other request shares, of two characters and more."""
+    """The shortest beginning of an id that no other request shares, of four characters and more."""
     others = [row["id"] for row in database.query("select id::text from chaz.approvals") if row["id"] != id]
-    return next(id[:n] for n in range(2, 37) if not any(other.startswith(id[:n]) for other in others))
+    return next(id[:n] for n in range(4, 37) if not any(other.startswith(id[:n]) for other in others))
 
 
 def test_a_run_that_is_cancelled_takes_its_question_back(
@@ -189,7 +189,7 @@ def test_a_run_that_is_cancelled_takes_its_question_back(
         assert came_to(database, run) == CLOSED
         assert chaz.approvals() == []
         code, said = command("approve", str(request.id))
-        assert code == 0
+        assert code == 77
         assert "was closed with its run at " in said
         assert said.endswith("already; nothing was changed")
 

@@ -8,7 +8,7 @@ import pytest
 
 from chaz import Chaz
 from chaz.testing import StubServer, eventually
-from tests.fixtures.broker import Broker, both_brokers
+from tests.fixtures.broker import Broker
 from tests.fixtures.model import answer, call, calls, script, spawn
 from tests.fixtures.postgres import ScratchDatabase
 from tests.fixtures.processes import Process, Processes
@@ -51,7 +51,6 @@ def logged(database: ScratchDatabase) -> list[dict[str, Any]]:
     )
 
 
-@both_brokers
 @pytest.mark.parametrize("policy", ["redact", "block"])
 def test_a_secret_stays_where_it_is(
     policy: str, processes: Processes, database: ScratchDatabase, broker: Broker

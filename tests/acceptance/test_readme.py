@@ -89,7 +89,7 @@ def test_the_commands_are_those_of_the_command_line() -> None:
 
     documented = set(re.findall(r"chaz (\w+)", listed))
 
-    assert documented == set(re.findall(r"^    (\w+)  ", parser().format_help(), re.MULTILINE))
+    assert documented == set(re.findall(r"^    (\w+)(?:  |$)", parser().format_help(), re.MULTILINE))
 
 
 def test_the_two_commands_are_one_line_each() -> None:
