@@ -67,6 +67,67 @@ async def list_failed(database: Database, wanted: RunFilter) -> list[dict[str, A
     )
 
 
+@dataclass(frozen=True)
+class SessionFilter:
+    """Which sessions a listing shows, newest first."""
+
+    id: UUID | None = None
+    tenant: str | None = None
+    agent: str | None = None
+    """With this agent attached."""
+    name: str | None = None
+    """Whose name holds this, in any case."""
+    busy: bool = False
+    """With a run at work, queued or parked."""
+    waiting: bool = False
+    """With something that waits: an entry, a run, or people's word."""
+    children: bool = False
+    """Those that runs opened, too."""
+    limit: int = 50
+
+
+async def list_sessions(database: Database, wanted: SessionFilter) -> list[dict[str, Any]]:
+    """Sessions as a person wants to see them.
+
+    Of each: ``id``, ``name``, ``created_at``, ``last_at`` (of its last entry), ``entries`` (how many are placed),
+    ``agents`` (the lead first) and what is up: ``run``, the one at work, with its ``agent``, ``state``, ``since`` and
+    ``waits_for``; and what waits: ``unplaced`` entries, ``pending`` runs, and ``asked`` requests to people.
+    """
+    return await database.fetch(
+        """
+        with found as (
+            select s.*, h.next_position, active.id as run, active.agent, active.state, active.waits_for,
+                coalesce(active.started_at, active.queued_at) as since
+            from chaz.sessions s join chaz.heads h on h.session_id = s.id
+                left join chaz.runs active on active.session_id = s.id
+                    and active.state in ('queued', 'running', 'parked')
+            where (%(id)s::uuid is null or s.id = %(id)s)
+                and (%(tenant)s::text is null or s.tenant = %(tenant)s)
+                and (%(agent)s::text is null or exists (
+                    select from chaz.attachments a where a.session_id = s.id and a.agent = %(agent)s))
+                and (%(name)s::text is null or strpos(lower(s.name), lower(%(name)s)) > 0)
+                and (%(children)s or %(id)s::uuid is not null or s.parent_run_id is null)
+                and (not %(busy)s or active.id is not null)
+                and (not %(waiting)s
+                    or exists (select from chaz.entries e where e.session_id = s.id and e.position is null)
+                    or exists (select from chaz.runs p where p.session_id = s.id and p.state = 'pending')
+                    or exists (select from chaz.approvals a where a.session_id = s.id and a.decision is null))
+            order by s.created_at desc, s.id desc limit %(limit)s)
+        select f.id, f.name, f.created_at, f.next_position - 1 as entries,
+            f.run, f.agent, f.state, f.waits_for, f.since,
+            (select e.created_at from chaz.entries e
+                where e.session_id = f.id and e.position = f.next_position - 1 and e.seq = 0) as last_at,
+            coalesce((select array_agg(a.agent order by a.lead desc, a.attached_at, a.agent)
+                from chaz.attachments a where a.session_id = f.id), '{}') as agents,
+            (select count(*) from chaz.entries e where e.session_id = f.id and e.position is null) as unplaced,
+            (select count(*) from chaz.runs p where p.session_id = f.id and p.state = 'pending') as pending,
+            (select count(*) from chaz.approvals a where a.session_id = f.id and a.decision is null) as asked
+        from found f order by f.created_at desc, f.id desc
+        """,
+        vars(wanted),
+    )
+
+
 async def tree_of(database: Database, run_id: UUID) -> list[dict[str, Any]]:
     """The runs of a run's tree, parents first, and ``calls``: how many calls of which tools are open in each.
 

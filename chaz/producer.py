@@ -9,6 +9,7 @@ import asyncio
 import os
 import threading
 from collections.abc import AsyncGenerator, Awaitable, Iterator
+from dataclasses import replace
 from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self, Unpack
@@ -26,7 +27,7 @@ from chaz.submitting import SendOptions, SessionOptions, Target, send_on, send_o
 from chaz.waiter import Waits
 
 if TYPE_CHECKING:
-    from chaz.listings import RunFilter
+    from chaz.listings import RunFilter, SessionFilter
 
 
 class AsyncSession:
@@ -157,6 +158,13 @@ class AsyncChaz:
         from chaz import listings
 
         return await listings.list_runs(self.database, wanted or listings.RunFilter())
+
+    async def sessions(self, wanted: SessionFilter | None = None) -> list[dict[str, Any]]:
+        """Sessions of its tenant, newest first, with what is at work and what waits: see :mod:`chaz.listings`."""
+        from chaz import listings
+
+        wanted = wanted or listings.SessionFilter()
+        return await listings.list_sessions(self.database, replace(wanted, tenant=self.settings.tenant))
 
     async def result(self, id: UUID | str) -> AsyncAgentResult:
         """The handle of a run that exists. Raises UnknownRun."""
@@ -405,3 +413,7 @@ class Chaz:
     def runs(self, wanted: RunFilter | None = None) -> list[dict[str, Any]]:
         """Runs as a person wants to see them, newest first; ``wanted`` is a :class:`chaz.listings.RunFilter`."""
         return self.loop.run(self.inner.runs(wanted))
+
+    def sessions(self, wanted: SessionFilter | None = None) -> list[dict[str, Any]]:
+        """Sessions of its tenant, newest first, with what is at work and what waits: see :mod:`chaz.listings`."""
+        return self.loop.run(self.inner.sessions(wanted))

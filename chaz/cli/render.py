@@ -52,6 +52,11 @@ def one_line(text: str) -> str:
     return _OBEYED.sub("\N{REPLACEMENT CHARACTER}", " ".join(text.split()))
 
 
+def several_lines(text: str) -> str:
+    """A text of anybody's with its own lines, without what a terminal would obey."""
+    return "\n".join(_OBEYED.sub("\N{REPLACEMENT CHARACTER}", line.expandtabs(4)) for line in text.splitlines())
+
+
 def what(entry: Entry) -> str:
     """Who did what, in a line."""
     text = one_line(entry.content)
@@ -96,6 +101,14 @@ def tokens_text(usage: Mapping[str, Any]) -> str:
 def cost_text(cost: float) -> str:
     """A cost by the agents' prices, to four figures; empty where there is none."""
     return f"{cost:.4g}" if cost else ""
+
+
+def seconds_text(seconds: float) -> str:
+    """A span of time for people."""
+    if seconds < 60:
+        return f"{max(seconds, 0):.1f} s"
+    minutes, seconds = divmod(int(seconds), 60)
+    return f"{minutes} min {seconds} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
 
 
 def clipped(line: str, width: int) -> str:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 from chaz.cli.options import add_command, on_terminal, print_json, producer_of
-from chaz.cli.render import STATE_COLOURS, clipped, coloured, cost_text, terminal_width, tokens_text
+from chaz.cli.render import STATE_COLOURS, clipped, coloured, cost_text, seconds_text, terminal_width, tokens_text
 from chaz.errors import UnknownRun
 from chaz.listings import tree_of
 from chaz.outcomes import ACTIVE_STATES, Usage
@@ -137,7 +137,7 @@ def line_of(run: Run, now: datetime) -> str:
     """A run in a line: agent, state, time, what it has used, and what it waits for or came to."""
     parts = [f"{run['agent']}  {run['state']}"]
     if run["started_at"] is not None:
-        parts.append(_seconds(((run["ended_at"] or now) - run["started_at"]).total_seconds()))
+        parts.append(seconds_text(((run["ended_at"] or now) - run["started_at"]).total_seconds()))
     if run["steps"]:
         parts.append(_steps(run["steps"]) + _spent(run["usage"], run["cost"]))
     if run["state"] in {"queued", "parked", "running"} and (run["waits_for"] or run["calls"]):
@@ -165,10 +165,3 @@ def _steps(number: int) -> str:
 def _spent(usage: Mapping[str, Any], cost: float) -> str:
     tokens, price = tokens_text(usage), cost_text(cost)
     return (f", {tokens} tokens" if tokens else "") + (f", cost {price}" if price else "")
-
-
-def _seconds(seconds: float) -> str:
-    if seconds < 60:
-        return f"{max(seconds, 0):.1f} s"
-    minutes, seconds = divmod(int(seconds), 60)
-    return f"{minutes} min {seconds} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"

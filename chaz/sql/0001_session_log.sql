@@ -229,6 +229,7 @@ create table chaz.sessions (
 );
 
 create index sessions_tree on chaz.sessions (root_run_id) where root_run_id is not null;
+create index sessions_created on chaz.sessions (created_at, id);
 create index sessions_children on chaz.sessions (parent_run_id) where parent_run_id is not null;
 
 create table chaz.heads (
