@@ -168,10 +168,10 @@ async def _register(url: str, agents: Agents) -> None:
 
 
 @signals.task_revoked.connect
-def dropped(request: Any, expired: bool = False, **_: object) -> None:
+def dropped(request: Any, terminated: bool = False, expired: bool = False, **_: object) -> None:
     """Celery drops deliveries of an id that was revoked, for hours: its run must not stay queued."""
     if not expired:
-        cancel_revoked(settings, [str(request.id)], "revoked")
+        cancel_revoked(settings, [str(request.id)], "terminated" if terminated else "revoked")
 
 
 @signals.worker_ready.connect
