@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -38,6 +39,8 @@ IN_CONTEXT: frozenset[EntryType] = frozenset({"message", "directive", "summary"}
 FROM_PRODUCERS: frozenset[EntryType] = frozenset({"message", "directive", "compaction_request"})
 """What may be sent. A decision is sent by ``chaz.decide``."""
 
+ENTRY_SIZE = 32
+"""Bytes that an entry is thought to take in a model's context besides its content: its speaker, its frame."""
 MAX_CONTENT = 1_048_576
 """The most characters that an entry holds. A producer's longer text is refused, an agent's or tool's is cut."""
 
@@ -164,9 +167,24 @@ def safe_text(text: str, limit: int = MAX_CONTENT) -> str:
     except UnicodeEncodeError:
         text = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
     if len(text) > limit:
-        mark = f"… [cut: {len(text)} characters, {limit} kept]"
+        mark = cut_mark(len(text), limit)
         text = (text[: max(0, limit - len(mark))] + mark)[:limit]
     return text
+
+
+def cut_mark(whole: int, kept: int) -> str:
+    """What stands where a text of so many characters is cut."""
+    return f"… [cut: {whole} characters, {kept} kept]"
+
+
+def fair_share(sizes: Iterable[int], room: int) -> int:
+    """The most that each of several may have so that all fit into ``room``: what the small leave is the large ones'."""
+    waiting = sorted(sizes, reverse=True)
+    room = max(0, room)
+    while waiting and waiting[-1] * len(waiting) <= room:
+        room -= waiting.pop()
+    # Nothing waits: all have what they need, and this is what any could have.
+    return room // len(waiting) if waiting else sys.maxsize
 
 
 MAX_TIMEOUT = 10 * 366 * 86_400.0

@@ -76,7 +76,8 @@ class RunJournal:
         )
 
     async def hear(self, step: int) -> Sequence[HistoryMessage]:
-        if not await surely(self._database, self._claim.run_id, partial(steering.is_spoken_to, claim=self._claim)):
+        spoken_to = partial(steering.is_spoken_to, claim=self._claim, after=self.read_to)
+        if not await surely(self._database, self._claim.run_id, spoken_to):
             return []
         hear = partial(steering.hear, claim=self._claim, step=step, after=self.read_to)
         entries = await surely(self._database, self._claim.run_id, hear)

@@ -14,7 +14,18 @@ from psycopg.types.json import Jsonb
 
 from chaz.callbacks import TaskCallback, Webhook
 from chaz.database import Database, Row, Transaction
-from chaz.entries import Author, Bookmark, Budget, Ended, Entry, EntryType
+from chaz.entries import (
+    ENTRY_SIZE,
+    MAX_CONTENT,
+    Author,
+    Bookmark,
+    Budget,
+    Ended,
+    Entry,
+    EntryType,
+    cut_mark,
+    fair_share,
+)
 
 # Every parameter has its cast, so that any driver can send it.
 SEND: LiteralString = """
@@ -212,44 +223,142 @@ async def entries(database: Database, session_id: UUID, after: Bookmark | None =
     return [entry for entry, _ in after.moved_over(found, await ends(database, runs))]
 
 
+ROOM = 2_000_000
+"""Bytes of conversation that are read for a run, where nobody says how much its model can be shown."""
+PAGE = 500
+"""Entries that are looked at in one statement."""
+
+_OWN_TRIGGERS: LiteralString = """
+    with recursive tries(run) as (
+        select %(run)s::uuid
+        union
+        -- Down to a null, which is nobody's id.
+        select r.retry_of from tries join chaz.runs r on r.id = tries.run
+    )
+    select e.id, octet_length(content) as size from chaz.entries e
+    where session_id = %(session)s and position <= %(read_to)s and id = any(array(
+        select run from tries
+        union all
+        select r.id from chaz.runs r where r.superseded_by = any(array(select run from tries))
+        union all
+        -- What it coalesced, also what was taken back since: the note stands right after the ack of the first claim.
+        select jsonb_array_elements_text(n.metadata->'entries')::uuid from chaz.entries n
+        where n.session_id = %(session)s and n.position = %(read_to)s + 2 and n.seq = 0 and n.type = 'note'
+            and n.metadata->>'reason' = 'coalesced' and n.metadata->>'run' = %(run)s::text))
+"""
+_NEWEST_SUMMARY: LiteralString = f"""
+    select {ENTRY},
+        case when jsonb_typeof(metadata->'covers') = 'number' and metadata->>'covers' ~ '^[0-9]{{1,18}}$'
+            then least((metadata->>'covers')::bigint, position - 1) else position - 1 end as covers
+    from chaz.entries
+    where session_id = %(session)s and type = 'summary' and position <= %(read_to)s
+    order by position desc limit 1
+"""
+# Nothing else of the session is at work while a run is, so that what was open when it was claimed is pending still, or
+# has been closed since, with an error; or is this run's own. A run that takes another's place answers all that it did.
+_UNANSWERED: LiteralString = """
+    with recursive mine as (
+        select started_at from chaz.runs where id = %(run)s
+    ), open(id, position, created_at) as (
+        select id, trigger_position, created_at from chaz.runs
+        where session_id = %(session)s and state = 'pending'
+        union all
+        select r.id, r.trigger_position, r.created_at from chaz.entries e join chaz.runs r on r.id = e.run_id
+        where e.session_id = %(session)s and e.type = 'error' and e.position > %(read_to)s
+            and r.session_id = e.session_id
+    ), others as (
+        select id, position from open
+        where position <= %(read_to)s and created_at <= (select started_at from mine) and id <> %(run)s
+    ), tries(run) as (
+        select id from others
+        union
+        select r.retry_of from tries join chaz.runs r on r.id = tries.run
+    )
+    select position from others
+    union
+    select r.trigger_position from chaz.runs r where r.superseded_by = any(array(select run from tries))
+"""
+
+
 async def context_entries(
-    tx: Transaction, *, session_id: UUID, run_id: UUID, read_to: int, limit: int = 500
+    tx: Transaction, *, session_id: UUID, run_id: UUID, read_to: int, room: int = ROOM
 ) -> tuple[list[Entry], list[Entry]]:
     """What a run sees of its session, in order: the conversation so far, and the triggers that it answers.
 
-    In view is what is placed up to ``read_to``, from the newest summary on, without the triggers of other runs that
-    are still unanswered. A requeued run answers what the run answered whose place it takes.
+    ``read_to`` is where its first claim found the log. In view is what was placed by then: the newest summary, and
+    what that does not cover, but nothing that was still another run's to answer when this one was claimed, whatever
+    has become of it since; so every attempt sees the same. A requeued run answers what the run answered whose place
+    it takes.
+
+    Of the conversation it is the newest that fits into ``room`` bytes. The summary is in all the same, and so are the
+    triggers: together larger than that, the long ones are cut with a mark.
     """
+    place = {"session": session_id, "run": run_id, "read_to": read_to}
+    triggers = await _own_triggers(tx, place, room)
+    summary = await (await tx.execute(_NEWEST_SUMMARY, place)).fetchone()
+    covered = 0 if summary is None else summary.pop("covers")
+    unanswered = [row["position"] for row in await (await tx.execute(_UNANSWERED, place)).fetchall()]
+    # A covered one is its summary's matter, but one that is answered now is shown as it was said.
+    hidden = [*unanswered, *(entry.position for entry in triggers)]
+    conversation = [] if summary is None else [Entry.model_validate(summary)]
+    conversation += await _newest(tx, session_id, after=covered, up_to=read_to, hidden=hidden, room=room)
+    return conversation, triggers
+
+
+async def _own_triggers(tx: Transaction, place: Mapping[str, Any], room: int) -> list[Entry]:
+    sizes = {row["id"]: row["size"] for row in await (await tx.execute(_OWN_TRIGGERS, place)).fetchall()}
+    most = min(fair_share(sizes.values(), room), MAX_CONTENT)
     cursor = await tx.execute(
         f"""
-        with recursive tries(run) as (
-            select %(run)s::uuid
-            union
-            -- Down to a null, which is nobody's id.
-            select r.retry_of from tries join chaz.runs r on r.id = tries.run
-        ), own as (
-            select {ENTRY}, true as own from chaz.entries e
-            where session_id = %(session)s and position <= %(read_to)s and id = any(array(
-                select run from tries
-                union all
-                select r.id from chaz.runs r where r.superseded_by = any(array(select run from tries))))
-        ), others as (
-            select {ENTRY}, false as own from chaz.entries e
-            where session_id = %(session)s and position <= %(read_to)s and seq = 0
-                and type in ('message', 'directive', 'summary')
-                and position >= coalesce((
-                    select max(position) from chaz.entries
-                    where session_id = %(session)s and type = 'summary' and position <= %(read_to)s), 0)
-                and not exists (select from chaz.runs r where r.id = e.id and r.state = 'pending')
-                and id not in (select id from own)
-            order by position desc limit %(limit)s
-        )
-        select * from own union all select * from others order by position desc
+        select {ENTRY}, length(whole) as whole from (
+            select id, session_id, position, seq, type, sender, author, recipient, left(content, %(most)s) as content,
+                metadata, run_id, created_at, content as whole
+            from chaz.entries where id = any(%(ids)s)) e
+        order by position
         """,
-        {"session": session_id, "run": run_id, "read_to": read_to, "limit": limit},
+        {"ids": list(sizes), "most": most},
     )
-    rows = [(row.pop("own"), Entry.model_validate(row)) for row in reversed(await cursor.fetchall())]
-    return [e for own, e in rows if not own], [e for own, e in rows if own]
+    rows = [(row.pop("whole"), row) for row in await cursor.fetchall()]
+    return [
+        Entry.model_validate(row if whole <= most else row | {"content": row["content"] + cut_mark(whole, most)})
+        for whole, row in rows
+    ]
+
+
+async def _newest(
+    tx: Transaction, session_id: UUID, *, after: int, up_to: int, hidden: Sequence[int | None], room: int
+) -> list[Entry]:
+    """The newest messages and directives between two positions that fit, in order. One that does not fit ends them."""
+    found: list[Entry] = []
+    while True:
+        cursor = await tx.execute(
+            f"""
+            select {ENTRY}, total from (
+                select *, sum(octet_length(content) + %(each)s) over (order by position desc) as total from (
+                    select * from chaz.entries e
+                    where session_id = %(session)s and type in ('message', 'directive')
+                        and position > %(after)s and position <= %(up_to)s
+                        and not exists (select from unnest(%(hidden)s::bigint[]) h(place) where h.place = e.position)
+                    order by position desc limit %(page)s) page) summed
+            where total <= %(room)s order by position desc
+            """,
+            {
+                "session": session_id,
+                "after": after,
+                "up_to": up_to,
+                "hidden": list(hidden),
+                "each": ENTRY_SIZE,
+                "page": PAGE,
+                "room": room,
+            },
+        )
+        rows = await cursor.fetchall()
+        totals = [int(row.pop("total")) for row in rows]
+        found += map(Entry.model_validate, rows)
+        if len(rows) < PAGE:
+            return found[::-1]
+        room -= totals[-1]
+        up_to = rows[-1]["position"] - 1
 
 
 class Follower:

@@ -16,25 +16,27 @@ from chaz.runs import TAKEN_BACK, Claim, fence
 from chaz.sessionlog import ENTRY
 
 
-async def is_spoken_to(tx: Transaction, claim: Claim) -> bool:
-    """Whether a message waits that the run is to hear. Most often none does, and this locks nothing."""
+async def is_spoken_to(tx: Transaction, claim: Claim, *, after: int) -> bool:
+    """Whether a message past position ``after`` waits that the run is to hear. Mostly none does; this locks nothing."""
     cursor = await tx.execute(
         f"""
         select from chaz.sessions s where s.id = %(session)s and s.on_message = 'steer' and exists (
             select from chaz.runs p where p.session_id = s.id and p.state = 'pending' and p.cause = 'message'
-                and p.agent = %(agent)s and (p.not_before is null or p.not_before <= clock_timestamp())
+                and p.agent = %(agent)s and p.trigger_position > %(after)s
+                and (p.not_before is null or p.not_before <= clock_timestamp())
                 and not {TAKEN_BACK})
         """,
-        {"session": claim.session_id, "agent": claim.agent},
+        {"session": claim.session_id, "agent": claim.agent, "after": after},
     )
     return await cursor.fetchone() is not None
 
 
 async def hear(tx: Transaction, claim: Claim, *, step: int, after: int) -> list[Entry]:
-    """Take over the messages that wait for the run's agent, and move ``read_to`` past them; those past ``after``.
+    """Take over the messages past ``after`` that wait for the run's agent, and move ``read_to`` past them; those.
 
-    Their runs are superseded by this one, and a ``note`` says so. Done twice (its commit was in doubt), it gives the
-    same again. Raises StaleAttempt.
+    Their runs are superseded by this one, and a ``note`` says so. What was sent before that for a later time keeps a
+    run of its own: the model has read past it. Done twice (its commit was in doubt), it gives the same again. Raises
+    StaleAttempt.
     """
     await sessionlog.lock_head(tx, claim.session_id)
     await fence(tx, claim)
@@ -45,6 +47,7 @@ async def hear(tx: Transaction, claim: Claim, *, step: int, after: int) -> list[
             from chaz.sessions s
             where s.id = p.session_id and s.on_message = 'steer'
                 and p.session_id = %(session)s and p.state = 'pending' and p.cause = 'message' and p.agent = %(agent)s
+                and p.trigger_position > %(after)s
                 and (p.not_before is null or p.not_before <= clock_timestamp())
                 and not {TAKEN_BACK}
             returning p.id, p.trigger_position),
@@ -53,7 +56,7 @@ async def hear(tx: Transaction, claim: Claim, *, step: int, after: int) -> list[
             where id = %(run)s and exists (select from taken))
         select id from taken order by trigger_position
         """,
-        {"run": claim.run_id, "session": claim.session_id, "agent": claim.agent},
+        {"run": claim.run_id, "session": claim.session_id, "agent": claim.agent, "after": after},
     )
     if new := [str(row["id"]) for row in await taken.fetchall()]:
         messages = "a message" if len(new) == 1 else f"{len(new)} messages"
@@ -71,12 +74,17 @@ async def hear(tx: Transaction, claim: Claim, *, step: int, after: int) -> list[
 
 
 async def heard(tx: Transaction, run_id: UUID, session_id: UUID, *, after: int) -> list[Entry]:
-    """The messages past position ``after`` that the run has taken over, in order."""
+    """The messages past position ``after`` that the run has taken over, in order; also those taken back since."""
     cursor = await tx.execute(
         f"""
         select {ENTRY} from chaz.entries e
         where session_id = %(session)s and position > %(after)s and seq = 0
-            and id = any(array(select r.id from chaz.runs r where r.superseded_by = %(run)s))
+            and id = any(array(
+                select r.id from chaz.runs r where r.superseded_by = %(run)s
+                union all
+                select jsonb_array_elements_text(n.metadata->'entries')::uuid from chaz.entries n
+                where n.session_id = %(session)s and n.position > %(after)s and n.seq = 0 and n.type = 'note'
+                    and n.metadata->>'reason' = 'steered' and n.metadata->>'run' = %(run)s::text))
         order by position
         """,
         {"run": run_id, "session": session_id, "after": after},

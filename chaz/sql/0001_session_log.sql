@@ -100,6 +100,10 @@ create table chaz.entries (
 );
 create index entries_inbox on chaz.entries (session_id, arrival) where position is null;
 create index entries_run on chaz.entries (run_id) where run_id is not null;
+-- Audit entries, acks and notes lie between what is said: nobody who reads the conversation has to walk over them.
+create index entries_said on chaz.entries (session_id, position)
+    where type in ('message', 'directive') and position is not null;
+create index entries_marks on chaz.entries (session_id, type, position) where type in ('summary', 'error');
 
 create function chaz.refuse_change() returns trigger
 language plpgsql

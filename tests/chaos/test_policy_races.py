@@ -43,7 +43,7 @@ async def work_on(stations: Stations, claim: Claim, turns: int) -> None:
         (row,) = await stations.fetch("select count(*) from chaz.steps where run_id = %(run)s", run=claim.run_id)
         await stations.step(claim, a_call("word_count"), step=row["count"])
         await shortly(turns, asyncio.sleep(0))
-        if await stations.transact(partial(steering.is_spoken_to, claim=claim)):
+        if await stations.transact(partial(steering.is_spoken_to, claim=claim, after=claim.read_to)):
             hear = partial(steering.hear, claim=claim, step=row["count"] + 1, after=claim.read_to)
             await stations.transact(hear)
         await stations.end(claim, f"answer of {claim.run_id}")

@@ -59,7 +59,7 @@ async def interrupt(stations: Stations) -> list[UUID]:
 
 async def hear(stations: Stations, claim: Claim, step: int, after: int | None = None) -> list[str]:
     """What a worker does between two steps; the texts that are new."""
-    if not await stations.transact(partial(steering.is_spoken_to, claim=claim)):
+    if not await stations.transact(partial(steering.is_spoken_to, claim=claim, after=claim.read_to)):
         return []
     heard = partial(steering.hear, claim=claim, step=step, after=claim.read_to if after is None else after)
     return [entry.content for entry in await stations.transact(heard)]
@@ -467,7 +467,7 @@ async def test_what_is_for_another_agent_or_a_later_time_steers_nobody(stations:
     claim = await busy(stations, "steer")
     others = await said(stations, "for child", recipient="child")
     later = await said(stations, "later", recipient="solo", countdown=timedelta(hours=1))
-    assert not await stations.transact(partial(steering.is_spoken_to, claim=claim))
+    assert not await stations.transact(partial(steering.is_spoken_to, claim=claim, after=claim.read_to))
     await said(stations, "now", recipient="solo")
     assert await hear(stations, claim, 1) == ["now"]
     assert [await stations.state(run) for run in (others, later)] == ["pending", "pending"]

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from datetime import timedelta
 from decimal import Decimal
+from functools import partial
 from typing import Any, TypeVar, cast
 from uuid import UUID, uuid4
 
@@ -110,6 +111,13 @@ def whole_tables(plan: dict[str, Any]) -> list[str]:
         mine.append(f"{plan.get('Relation Name')} by {plan['Index Name']}")
     below = [name for child in plan.get("Plans", []) for name in whole_tables(child)]
     return [name for name in mine + below if name.split()[0] in WATCHED - TINY]
+
+
+def nodes(plans: Sequence[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """All nodes of the plans."""
+    for plan in plans:
+        yield plan
+        yield from nodes(plan.get("Plans", []))
 
 
 @pytest.fixture
@@ -233,7 +241,7 @@ async def test_interrupting_and_hearing(explaining: ExplainingDatabase, stations
     steered = claims["steer"]
 
     async def hear(database: Database) -> None:
-        assert await database.transact(lambda tx: steering.is_spoken_to(tx, steered))
+        assert await database.transact(lambda tx: steering.is_spoken_to(tx, steered, after=steered.read_to))
         await database.transact(lambda tx: steering.hear(tx, steered, step=1, after=steered.read_to))
 
     await explaining.plans_of(hear)
@@ -257,8 +265,34 @@ async def test_claiming_reading_and_ending(explaining: ExplainingDatabase, stati
 
     plans = await explaining.plans_of(claim_read_and_end)
     assert "runs_pending" in plans
-    assert "entries_place" in plans
+    assert "entries_said" in plans
+    assert "entries_marks" in plans
     assert await stations.state(run) == "succeeded"
+
+
+async def test_reading_a_conversation_walks_over_nothing_else(
+    explaining: ExplainingDatabase, stations: Stations
+) -> None:
+    stations.scratch.query(
+        """
+        insert into chaz.entries (session_id, position, seq, type, sender, author, content)
+        select chaz.session_id('s7'), 10 + n, 0, 'ack', 'solo', 'agent', '' from generate_series(100, 10000) n
+        """
+    )
+    stations.scratch.query("update chaz.heads set next_position = 20000 where session_id = chaz.session_id('s7')")
+    stations.scratch.query("analyze chaz.entries")
+    claim = await stations.claim(await first_run(stations))
+
+    plans = await explaining.plans_of(
+        lambda database: database.transact(
+            partial(sessionlog.context_entries, session_id=claim.session_id, run_id=claim.run_id, read_to=claim.read_to)
+        )
+    )
+
+    assert "entries_said" in plans
+    assert "entries_marks" in plans
+    by_place = [plan for plan in nodes(explaining.plans) if plan.get("Index Name") == "entries_place"]
+    assert all('"position" =' in plan["Index Cond"] for plan in by_place), plans
 
 
 async def test_reserving_spawning_and_asking(explaining: ExplainingDatabase, stations: Stations) -> None:
