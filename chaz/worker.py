@@ -30,9 +30,9 @@ from chaz.runjournal import RunJournal
 from chaz.runs import Attempt, Claim, Unclaimed
 from chaz.runtime import engine
 from chaz.runtime.agents import Agent, Agents
-from chaz.runtime.context import build_history, spoken
+from chaz.runtime.context import Conversation, conversation_of, spoken
 from chaz.runtime.egress import Egress
-from chaz.runtime.models import ChatModel, HistoryMessage, resolve_model
+from chaz.runtime.models import ChatModel, resolve_model
 from chaz.runtime.ownsecrets import own_secrets
 from chaz.runtime.running import Answered, CameTo, Failed, GivenBack, Parked, Record, RunContext
 from chaz.runtime.threads import ToolThreads
@@ -42,6 +42,8 @@ from chaz.writes import LOST_PAUSE, surely
 logger = logging.getLogger("chaz.worker")
 
 T = TypeVar("T")
+BYTES_OF_A_TOKEN = 4
+"""Read of a conversation for each token that there is room for; what does not fit after all is left out then."""
 
 
 @dataclass(frozen=True)
@@ -363,22 +365,29 @@ class WorkerProcess:
         return await surely(self._database, claim.run_id, write, written)
 
     async def _rebuild(self, agent: Agent, claim: Claim, run_journal: RunJournal, *, replay: bool) -> RunContext:
+        model_name = agent.model if claim.model is None else claim.model
+        # What is known of models is a large table, read from disk at first.
+        room = await asyncio.to_thread(agent.room, model_name)
+
         async def read(
             tx: Transaction,
-        ) -> tuple[list[HistoryMessage], list[journal.StoredStep], list[journal.StoredCall], list[Entry]]:
+        ) -> tuple[Conversation, list[journal.StoredStep], list[journal.StoredCall], list[Entry]]:
             steps, calls = await journal.load(tx, claim.run_id) if replay else ([], [])
             # Up to where its first step had read; what it heard later joins before the step that first saw it.
             read_to = steps[0].read_to if steps else claim.read_to
             conversation, triggers = await sessionlog.context_entries(
-                tx, session_id=claim.session_id, run_id=claim.run_id, read_to=read_to
+                tx,
+                session_id=claim.session_id,
+                run_id=claim.run_id,
+                read_to=read_to,
+                room=room * BYTES_OF_A_TOKEN,
             )
             later = await steering.heard(tx, claim.run_id, claim.session_id, after=read_to) if steps else []
-            return build_history(agent.name, conversation, triggers), steps, calls, later
+            return conversation_of(agent.name, conversation, triggers), steps, calls, later
 
-        history, steps, calls, later = await surely(self._database, claim.run_id, read)
+        conversation, steps, calls, later = await surely(self._database, claim.run_id, read)
         heard = steering.by_step(later, [stored.read_to for stored in steps])
         # What the rows say can take away from what the agent's definition gives, and add nothing to it.
-        model_name = agent.model if claim.model is None else claim.model
         return RunContext(
             run_id=claim.run_id,
             session_id=claim.session_id,
@@ -387,7 +396,8 @@ class WorkerProcess:
             model_name=model_name,
             journal=run_journal,
             threads=self._threads,
-            history=history,
+            conversation=conversation,
+            room=room,
             max_steps=min(claim.max_steps or agent.max_steps, agent.max_steps),
             depth_left=agent.max_depth if claim.depth_left is None else min(claim.depth_left, agent.max_depth),
             scope=claim.scope or (),
@@ -397,7 +407,7 @@ class WorkerProcess:
                 (call.step, call.ordinal): Record(call.outcome, call.answer, call.waiting, call.started, call.digest)
                 for call in calls
             },
-            heard={step: spoken(entries) for step, entries in heard.items()},
+            heard={step: list(spoken(entries)) for step, entries in heard.items()},
             stopping=self._give_back_at,
             egress=self._egress,
             shutdown=self._stopping,

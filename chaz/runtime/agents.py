@@ -19,6 +19,7 @@ from chaz.errors import AgentsError, ConfigurationError
 from chaz.lineage import Scope, in_scope, matches
 from chaz.outcomes import Usage
 from chaz.runtime.builtin import BUILT_IN, BUILT_IN_NAMES
+from chaz.runtime.limits import RESERVED_OUTPUT, known_window
 from chaz.runtime.models import ToolSchema, check_model_name
 from chaz.runtime.policy import Overrides, PolicyFields, ToolPolicy
 from chaz.runtime.tools import Tool
@@ -44,6 +45,11 @@ class Agent:
     may use together. ``prices`` are those of a million tokens, prompt and completion, of its model, or by a model's
     name; what has none costs nothing.
 
+    ``context_window`` is how many tokens its model holds, or by a model's name, as ``prices`` are; what has none holds
+    what ``genai-prices`` says where that is installed, else 128,000. Of those ``reserved_output`` are kept free for the
+    answer (default 8,192, a quarter of the window at most). The rest is for its instructions, its tools and as much
+    of the newest conversation as fits.
+
     ``max_concurrent`` caps the runs of it that are running at once, on all machines together; the definition that a
     worker registered last holds. ``queue`` is the broker's queue it is served from, its own by default. Raises
     :class:`~chaz.errors.AgentsError` with file and line.
@@ -63,6 +69,8 @@ class Agent:
         child_tools: Sequence[str] | None = None,
         budget: Budget | None = None,
         prices: tuple[float, float] | Mapping[str, tuple[float, float]] | None = None,
+        context_window: int | Mapping[str, int] | None = None,
+        reserved_output: int | None = None,
         max_steps: int = 30,
         timeout: float = 3600.0,
         model_timeout: float = 300.0,
@@ -80,6 +88,10 @@ class Agent:
         self.child_tools = None if child_tools is None else self._names("child_tools", child_tools)
         self.budget = budget or Budget()
         self.prices: Mapping[str, tuple[float, float]] = {model: prices} if isinstance(prices, tuple) else prices or {}
+        self.context_window: Mapping[str, int] = (
+            {model: context_window} if isinstance(context_window, int) else context_window or {}
+        )
+        self.reserved_output = reserved_output
         self.max_steps = max_steps
         self.timeout = timeout
         self.model_timeout = model_timeout
@@ -117,6 +129,12 @@ class Agent:
             raise self._error(f"max_depth is {self.max_depth}; use 0 for no children at all, or more")
         if any(price < 0 for pair in self.prices.values() for price in pair):
             raise self._error(f"its prices are {dict(self.prices)}; use 0 or more")
+        reserved = self.reserved_output or 0
+        if reserved < 0 or any(window <= reserved for window in self.context_window.values()):
+            raise self._error(
+                f"its context_window is {dict(self.context_window)}, its reserved_output {reserved}; "
+                "use more than 0, and a larger window than what is reserved of it"
+            )
         try:
             check_model_name(self.model)
         except ConfigurationError as error:
@@ -220,6 +238,12 @@ class Agent:
         prompt, completion = self.prices.get(model, (0, 0))
         return (Decimal(str(prompt)) * usage.prompt + Decimal(str(completion)) * usage.completion) / 1_000_000
 
+    def room(self, model: str) -> int:
+        """Tokens that a model can be shown: its window less what is kept free for the answer."""
+        window = self.context_window.get(model) or known_window(model)
+        reserved = min(RESERVED_OUTPUT, window // 4) if self.reserved_output is None else self.reserved_output
+        return window - reserved
+
     @property
     def version(self) -> str:
         """Changes with the definition; recorded with each step."""
@@ -231,6 +255,7 @@ class Agent:
             self.max_steps,
             self.max_depth,
         ]
+        facts += [dict(self.context_window), self.reserved_output]
         facts += [self.child_tools, self.budget.model_dump(), dict(self.prices)]
         facts += [schema.model_dump() for schema in self.schemas()]
         facts += [[name, policy.model_dump()] for name, policy in self._in_force.items()]

@@ -28,3 +28,9 @@ def undelimited(text: str) -> str:
     """The output without its delimiters; as it is, where it has none."""
     found = _DELIMITED.match(text)
     return found[2] if found else text
+
+
+def redelimited(text: str, output: str) -> str:
+    """Another output (a part of the first) between the delimiters that ``text`` has; bare, where it has none."""
+    found = _DELIMITED.match(text)
+    return f"<tool_output id={found[1]}>\n{output}\n</tool_output id={found[1]}>" if found else output

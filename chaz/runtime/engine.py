@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from chaz.errors import ModelUnavailable
 from chaz.outcomes import CallOutcome, Room, ToolCall, Turn, Usage
 from chaz.runtime.calling import make_call, remember_sensitive
+from chaz.runtime.context import EMPTY
 from chaz.runtime.delimiting import DATA_RULE, delimited
 from chaz.runtime.masking import without
 from chaz.runtime.models import AssistantMessage, HistoryMessage, ToolMessage, ToolSchema
@@ -28,28 +29,33 @@ from chaz.runtime.running import (
     Waiting,
     stops_within,
 )
+from chaz.runtime.tokens import MESSAGE, Count, counter, schema_tokens
+from chaz.runtime.window import Window
 
 MODEL_TRIES = 5
 BUDGET_PAUSE = 5.0
 """Seconds that a run waits, without a slot, for others to settle what they hold of its tree's budget."""
 ANSWER = 500
-"""Tokens that a turn is thought to take besides what the model is shown."""
+"""Tokens that an answer is thought to take, where a budget has to hold them before the model is asked."""
 LAST_STEP = "This was your last step with tools. Answer now, in text, with what you have."
 
 
 async def run(context: RunContext) -> CameTo:
     """Bring the run as far as it goes. Raises what the journal raises, and ModelError."""
-    history = list(context.history)
+    count = counter(context.model)
+    taken = _always_shown(context, count)
+    window = Window(context.conversation, count, max(0, context.room - taken))
     usage = Usage()
     for step in range(context.max_steps):
         turn = context.steps.get(step)
-        history.extend(context.heard.get(step, []))
+        window.add(context.heard.get(step, []))
         if turn is None:
             if context.stopping.is_set():
                 return GivenBack(0, "its worker is stopping")
             if step > 0:
-                history.extend(await context.journal.hear(step))
-            room = await _reserve(context, step, history)
+                window.add(await context.journal.hear(step))
+            history = window.show()
+            room = await _reserve(context, step, taken + window.tokens)
             if room == "none":
                 return Failed("budget", "the budget of its tree of runs is used up")
             if room == "held":
@@ -67,22 +73,20 @@ async def run(context: RunContext) -> CameTo:
             cost = context.agent.cost(context.model_name, turn.usage)
             await context.journal.store_step(step, turn, usage, cost)
         else:
+            # What was shown then is cut then, so that what is shown later is the same.
+            window.show()
             usage += turn.usage
         if not turn.calls:
             return Answered(without(turn.text, context.sensitive))
         if step == context.max_steps - 1:
             break
-        came_to = await _calls(context, step, turn)
-        for withheld in came_to:
-            if isinstance(withheld, GivenBack):
-                return withheld
-        if counts := Counter(call.waits_for for call in came_to if isinstance(call, Waiting)):
-            return Parked(", ".join(name if n == 1 else f"{n} x {name}" for name, n in counts.items()))
-        history.append(AssistantMessage(turn=turn))
-        history.extend(
+        outcomes = await _calls(context, step, turn)
+        if isinstance(outcomes, Parked | GivenBack):
+            return outcomes
+        window.add([AssistantMessage(turn=turn)])
+        window.add(
             _result(context, step, ordinal, call, outcome)
-            for ordinal, (call, outcome) in enumerate(zip(turn.calls, came_to, strict=True))
-            if isinstance(outcome, CallOutcome)
+            for ordinal, (call, outcome) in enumerate(zip(turn.calls, outcomes, strict=True))
         )
     return Failed("steps", f"no answer after {context.max_steps} steps, though the last one had no tools")
 
@@ -90,7 +94,8 @@ async def run(context: RunContext) -> CameTo:
 def _result(context: RunContext, step: int, ordinal: int, call: ToolCall, outcome: CallOutcome) -> ToolMessage:
     """A call's result as the model sees it: what a tool or an agent gave, as data; chaz's own words as they are."""
     own = outcome.kind in {"cancelled", "unknown"} or outcome.error not in {"", "failed"}
-    content = outcome.content if own else delimited(outcome.content, f"{context.run_id}:{step}:{ordinal}")
+    said = outcome.content if outcome.content.strip() else EMPTY
+    content = said if own else delimited(outcome.content, f"{context.run_id}:{step}:{ordinal}")
     return ToolMessage(call_id=call.id, tool=call.tool, content=content, is_error=outcome.kind != "ok")
 
 
@@ -100,13 +105,17 @@ def _system(context: RunContext) -> str:
     return f"{instructions}\n\n{DATA_RULE}" if context.agent.tool_names else instructions
 
 
-async def _reserve(context: RunContext, step: int, history: Sequence[HistoryMessage]) -> Room:
-    """Hold what the next turn is thought to take: about a token for 4 characters, and some for the answer."""
+def _always_shown(context: RunContext, count: Count) -> int:
+    """Tokens of what each step shows besides the history, at most."""
+    system = f"{_system(context)}\n\n{LAST_STEP}"
+    return MESSAGE + count(system) + schema_tokens(context.agent.schemas(context.scope), count)
+
+
+async def _reserve(context: RunContext, step: int, shown: int) -> Room:
+    """Hold what the next turn is thought to take: the tokens that the model is shown, and some for the answer."""
     if not context.limited:
         return "free"
-    shown = [_system(context), *(message.model_dump_json() for message in history)]
-    shown += [schema.model_dump_json() for schema in context.agent.schemas(context.scope)]
-    usage = Usage(prompt=sum(map(len, shown)) // 4, completion=ANSWER)
+    usage = Usage(prompt=shown, completion=ANSWER)
     cost = context.agent.cost(context.model_name, usage)
     return await context.journal.reserve(step, usage.prompt + usage.completion, cost)
 
@@ -129,8 +138,12 @@ async def _ask(context: RunContext, history: Sequence[HistoryMessage], *, last: 
     raise AssertionError("unreachable")
 
 
-async def _calls(context: RunContext, step: int, turn: Turn) -> list[CallOutcome | Waiting | GivenBack]:
-    """What a turn's calls come to, made at once."""
+async def _calls(context: RunContext, step: int, turn: Turn) -> list[CallOutcome] | Parked | GivenBack:
+    """What a turn's calls come to, made at once: an outcome of each, or why the run stops here.
+
+    So no turn is ever shown with a call that has no result; one that was cut off is found in the journal, and told as
+    what may or may not have run.
+    """
     # All of them first: what one is given in a sensitive parameter, another may have in any.
     remember_sensitive(context, turn)
     try:
@@ -141,4 +154,10 @@ async def _calls(context: RunContext, step: int, turn: Turn) -> list[CallOutcome
     except BaseExceptionGroup as failed:
         # Tools raise nothing; this is the journal, and one reason is enough.
         raise failed.exceptions[0] from None
-    return [task.result() for task in tasks]
+    came_to = [task.result() for task in tasks]
+    for withheld in came_to:
+        if isinstance(withheld, GivenBack):
+            return withheld
+    if waits := Counter(call.waits_for for call in came_to if isinstance(call, Waiting)):
+        return Parked(", ".join(name if n == 1 else f"{n} x {name}" for name, n in waits.items()))
+    return [outcome for outcome in came_to if isinstance(outcome, CallOutcome)]

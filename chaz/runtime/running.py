@@ -13,6 +13,7 @@ from chaz.asking import Ask
 from chaz.lineage import Scope, Spawn
 from chaz.outcomes import CallOutcome, Room, ToolCall, Turn, Usage
 from chaz.runtime.agents import Agent
+from chaz.runtime.context import Conversation
 from chaz.runtime.egress import Egress
 from chaz.runtime.models import ChatModel, HistoryMessage
 from chaz.runtime.policy import Rate
@@ -143,7 +144,9 @@ class RunContext:
     model_name: str
     journal: Journal
     threads: ToolThreads
-    history: list[HistoryMessage]
+    conversation: Conversation
+    room: int
+    """Tokens that its model can be shown: instructions, tools and history."""
     max_steps: int
     depth_left: int
     """How many levels deep it may spawn."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, runtime_checkable
 
 from pydantic import BaseModel, ConfigDict
 
@@ -18,6 +18,7 @@ from chaz.outcomes import Turn
 __all__ = [
     "AssistantMessage",
     "ChatModel",
+    "CountsTokens",
     "HistoryMessage",
     "ToolMessage",
     "ToolSchema",
@@ -89,6 +90,18 @@ class ChatModel(Protocol):
         Raises :class:`~chaz.errors.ModelUnavailable` for what may pass (429, 5xx, time-out, network) and
         :class:`~chaz.errors.ModelError` for what will not. It does not retry: the engine does.
         """
+        ...
+
+
+@runtime_checkable
+class CountsTokens(Protocol):
+    """A model that can say how many tokens a text is to it. Of another it is estimated.
+
+    ``count`` has to give the same on every machine and to be quick, without network: it runs on the loop of all runs.
+    """
+
+    def count(self, text: str) -> int:
+        """The tokens of a text."""
         ...
 
 

@@ -30,7 +30,7 @@ from chaz.runtime.models import (
     UserMessage,
 )
 
-__all__ = ["OpenAIModel", "model", "retry_after"]
+__all__ = ["OpenAIModel", "messages_of", "model", "retry_after"]
 
 # Fields of a streamed message that come whole, and in some endpoints again with each piece.
 _WHOLE = frozenset({"role", "type", "id", "name", "format"})
@@ -133,7 +133,7 @@ class OpenAIModel:
         """Ask for one turn, streamed if ``on_delta`` is given; see :meth:`ChatModel.complete`."""
         request = {
             "model": self._model,
-            "messages": _messages(system, history),
+            "messages": messages_of(system, history),
             "tools": [_tool(tool) for tool in tools] or openai.omit,
             "timeout": timeout,
         }
@@ -294,22 +294,38 @@ def _may_pass(status: int) -> bool:
     return status in (408, 409, 425, 429) or status >= 500
 
 
-def _messages(system: str, history: Sequence[HistoryMessage]) -> list[dict[str, Any]]:
+def messages_of(system: str, history: Sequence[HistoryMessage]) -> list[dict[str, Any]]:
+    """Instructions and history as chat completions have them."""
     messages: list[dict[str, Any]] = [{"role": "system", "content": system}] if system else []
     for message in history:
         if isinstance(message, UserMessage):
-            messages.append({"role": "user", "content": message.text})
+            _say(messages, {"role": "user", "content": message.text})
         elif isinstance(message, AssistantMessage):
-            messages.append(_assistant(message.turn))
+            _say(messages, _assistant(message.turn))
         else:
             messages.append({"role": "tool", "tool_call_id": message.call_id, "content": message.content})
     return messages
 
 
+def _say(messages: list[dict[str, Any]], message: dict[str, Any]) -> None:
+    """Add what one side says; to what it said right before, since some endpoints want the sides to take turns."""
+    before = messages[-1] if messages else {}
+    if _is_plain(message) and _is_plain(before) and message["role"] == before["role"]:
+        messages[-1] = {**message, "content": f"{before['content']}\n\n{message['content']}"}
+    else:
+        messages.append(message)
+
+
+def _is_plain(message: Mapping[str, Any]) -> bool:
+    if set(message) != {"role", "content"} or message["role"] == "system":
+        return False
+    return isinstance(message["content"], str)
+
+
 def _assistant(turn: Turn) -> dict[str, Any]:
     if turn.native is not None and turn.native.get("provider") == "openai":
         return turn.native["message"]
-    message: dict[str, Any] = {"role": "assistant", "content": turn.text}
+    message: dict[str, Any] = {"role": "assistant", "content": turn.text or None}
     if turn.calls:
         message["tool_calls"] = [
             {

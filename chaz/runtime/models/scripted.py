@@ -227,7 +227,8 @@ class _Scene(NamedTuple):
 def _scene(model: str, system: str, history: Sequence[HistoryMessage]) -> _Scene:
     users = [(index, each) for index, each in enumerate(history) if isinstance(each, UserMessage)]
     for index, message in reversed(users):
-        if script := _FENCE.search(message.text):
+        # The last one: a message may be several, joined.
+        for script in list(_FENCE.finditer(message.text))[-1:]:
             said = f"{message.text[: script.start()]}{message.text[script.end() :]}".strip()
             place = f"message {index} of the history"
             return _Scene(model, place, script, said, _rounds(history[index + 1 :]))

@@ -16,6 +16,7 @@ from chaz.entries import Budget
 from chaz.errors import AgentsError, ConfigurationError
 from chaz.outcomes import Usage
 from chaz.runtime.agents import Agent, Agents, load_agents
+from chaz.runtime.limits import DEFAULT_WINDOW, known_window
 from chaz.runtime.models import check_model_name, register_provider, resolve_model
 from chaz.runtime.models.scripted import ScriptedModel, model
 from chaz.runtime.tools import tool
@@ -86,6 +87,9 @@ def test_a_name_may_not_be(name: str) -> None:
         ({"child_tools": "web.*"}, "child_tools is the text"),
         ({"max_depth": -1}, "max_depth is -1"),
         ({"prices": (-1, 0)}, "its prices are"),
+        ({"context_window": 0}, "its context_window is"),
+        ({"context_window": 100, "reserved_output": 100}, "a larger window than what is reserved"),
+        ({"reserved_output": -1}, "its reserved_output -1"),
         ({"max_steps": 0}, "max_steps is 0"),
         ({"max_concurrent": 0}, "max_concurrent is 0; use 1 or more, or None for no cap"),
         ({"timeout": -1}, "timeout is -1"),
@@ -159,6 +163,25 @@ def test_a_scope_takes_tools_away() -> None:
     assert reader.schemas([["*"], []]) == []
 
 
+def test_the_room_of_a_model_is_its_window_less_what_is_reserved() -> None:
+    assert agent().room("scripted") == 128_000 - 8_192
+    assert agent(context_window=8_000).room("scripted") == 6_000
+    assert agent(context_window=8_000, reserved_output=1_000).room("scripted") == 7_000
+    assert agent(context_window={"openai:small": 4_000}, reserved_output=100).room("openai:small") == 3_900
+    assert agent(context_window={"openai:small": 4_000}, reserved_output=0).room("scripted") == 128_000
+
+
+def test_the_window_of_a_known_model_is_looked_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert known_window("openai:gpt-4o") == 128_000
+    assert known_window("anthropic:claude-sonnet-4-5") == 200_000
+    assert known_window("openai:nobody-knows-it") == DEFAULT_WINDOW
+    assert known_window("unknown:model") == DEFAULT_WINDOW
+    known_window.cache_clear()
+    monkeypatch.setitem(sys.modules, "genai_prices.data_snapshot", None)
+    assert known_window("anthropic:claude-sonnet-4-5") == DEFAULT_WINDOW
+    known_window.cache_clear()
+
+
 def test_what_tokens_cost_is_as_the_prices_say() -> None:
     usage = Usage(prompt=2_000_000, completion=500_000)
     priced = agent(prices=(0.1, 2))
@@ -196,6 +219,8 @@ def test_the_version_is_that_of_the_definition() -> None:
         {"child_tools": []},
         {"budget": Budget(steps=5)},
         {"prices": (1, 2)},
+        {"context_window": 8000},
+        {"reserved_output": 1000},
         {"may_spawn": ["writer", "chef"]},
         {"tools": ["spawn_agent"]},
         {"tools": [other, "spawn_agent"]},

@@ -23,6 +23,7 @@ from chaz.outcomes import CallOutcome, Room, ToolCall, Turn, Usage, typed_error
 from chaz.runtime import calling, engine
 from chaz.runtime.agents import Agent
 from chaz.runtime.calling import MAY_HAVE_RUN
+from chaz.runtime.context import Conversation
 from chaz.runtime.delimiting import DATA_RULE, delimited, undelimited
 from chaz.runtime.egress import Egress
 from chaz.runtime.models import (
@@ -37,6 +38,7 @@ from chaz.runtime.models import (
 from chaz.runtime.policy import Rate
 from chaz.runtime.running import Answered, Failed, GivenBack, Parked, Record, RunContext
 from chaz.runtime.threads import ToolThreads
+from chaz.runtime.tokens import MESSAGE
 from chaz.runtime.tools import CallContext, Tool, tool
 from chaz.testing import eventually_async
 
@@ -257,7 +259,8 @@ def make(threads: ToolThreads) -> Make:
             model_name=of.model,
             journal=journal,
             threads=threads,
-            history=[UserMessage(text=text)],
+            conversation=Conversation((UserMessage(text=text),)),
+            room=128_000,
             max_steps=of.max_steps,
             depth_left=of.max_depth,
             egress=Egress("off"),
@@ -728,6 +731,63 @@ def test_a_dotted_tool_is_called_by_what_it_is_shown_as(make: Make) -> None:
     # The journal and the audit trail have its name; the model sees what it wrote.
     assert started.tool == "web.search"
     assert [each.tool for each in model.asked[1].history if isinstance(each, ToolMessage)] == ["web__search"]
+
+
+# The window
+
+
+@tool
+def page(n: int) -> str:
+    """A long page."""
+    return f"{n} " * 2000
+
+
+def test_what_does_not_fit_is_left_out_at_each_step_and_the_same_in_a_replay(make: Make) -> None:
+    earlier = tuple(UserMessage(text=f"{n} " * 300) for n in range(8))
+    conversation = Conversation((UserMessage(text="go"),), earlier)
+    turns = [asks(("page", {"n": n})) for n in range(4)]
+
+    def asked(journal: Recorder, *turns: Turn) -> list[list[HistoryMessage]]:
+        model = Playing(*turns, DONE)
+        run(make(agent(page), model, journal, conversation=conversation, room=4000))
+        return [asked.history for asked in model.asked]
+
+    journal = Recorder()
+    shown = asked(journal, *turns)
+    assert [len(history) for history in shown] == [9, 11, 5, 7, 9]
+    assert all(UserMessage(text="go") in history for history in shown)
+
+    for step in (1, 2, 3, 4):
+        stored = next(n for n, written in enumerate(journal.writes) if str(written) == f"step {step}")
+        assert asked(Recorder(journal.writes[:stored]), *turns[step:]) == shown[step:]
+
+
+def test_instructions_and_tools_take_of_the_same_room(make: Make) -> None:
+    earlier = (UserMessage(text="word " * 1000),)
+    conversation = Conversation((UserMessage(text="go"),), earlier)
+
+    def shown(**changes: Any) -> int:
+        model = Playing(DONE)
+        run(make(agent(**changes), model, Recorder(), conversation=conversation, room=2000))
+        return len(model.asked[0].history)
+
+    assert shown() == 2
+    assert shown(instructions="Lead. " * 300) == 1
+
+
+def test_a_model_may_count_by_itself(make: Make) -> None:
+    class Counting(Playing):
+        def count(self, text: str) -> int:
+            return 1_000 * len(text.split())
+
+    conversation = Conversation((UserMessage(text="go"),), (UserMessage(text="one two"), UserMessage(text="three")))
+    model = Counting(DONE)
+    journal = Recorder()
+    run(make(agent(), model, journal, conversation=conversation, room=20_000, limited=True))
+    assert model.asked[0].history == [UserMessage(text="three"), UserMessage(text="go")]
+    # What is reserved is counted in the same way: 16 words of instructions, 2 of history, 3 frames.
+    ((_, reserved, _),) = journal.reserved
+    assert reserved - engine.ANSWER == 18_000 + 3 * MESSAGE
 
 
 # The budget
