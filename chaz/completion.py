@@ -171,13 +171,14 @@ async def _close_calls(tx: Transaction, run: Row) -> list[AuditEvent]:
 async def _append_closing_entry(tx: Transaction, run: Row, outcome: RunOutcome, text: str) -> None:
     if outcome.state == "succeeded" or outcome.reason == INTERRUPTED:
         if text.strip():
+            noted = outcome.says == "note"
             await sessionlog.append(
                 tx,
                 session_id=run["session_id"],
                 tenant=run["tenant"],
-                type="message",
-                sender=run["agent"],
-                author="agent",
+                type=outcome.says,
+                sender="chaz" if noted else run["agent"],
+                author="system" if noted else "agent",
                 content=text,
                 metadata=outcome.metadata,
                 run_id=run["id"],

@@ -103,4 +103,6 @@ class RunOutcome(BaseModel):
     text: str = ""
     reason: str = ""
     metadata: dict[str, Any] = {}
-    """What the closing entry says besides, of one that was interrupted or cancelled."""
+    """What the closing entry says besides, of one that summarised, was interrupted or cancelled."""
+    says: Literal["message", "summary", "note"] = "message"
+    """What the text of one that succeeded or was interrupted becomes in the log; blank, it becomes nothing."""
