@@ -97,11 +97,20 @@ def stored_outcome(row: Mapping[str, Any]) -> CallOutcome:
 
 
 async def store_step(
-    tx: Transaction, claim: Claim, *, step: int, turn: Turn, version: str, usage: Usage, cost: Decimal = FREE
+    tx: Transaction,
+    claim: Claim,
+    *,
+    step: int,
+    turn: Turn,
+    version: str,
+    usage: Usage,
+    cost: Decimal = FREE,
+    seen: int | None = None,
 ) -> bool:
     """Store the model's turn, before any of its calls runs, and settle what was reserved for it. True.
 
-    ``usage`` is the run's, this turn included; ``cost`` is that of the turn.
+    ``usage`` is the run's, this turn included; ``cost`` is that of the turn. ``seen`` is the last position that the
+    model had seen; None: all that the run has read.
     """
     await fence(tx, claim)
     # ASCII escapes, so that whatever a model wrote (NUL, lone surrogates) is kept as it came.
@@ -110,7 +119,8 @@ async def store_step(
         """
         with stored as (
             insert into chaz.steps (run_id, step, attempt, version, read_to, turn)
-            select id, %(step)s, %(attempt)s, %(version)s, read_to, %(turn)s::json from chaz.runs where id = %(run)s),
+            select id, %(step)s, %(attempt)s, %(version)s, coalesce(%(seen)s::bigint, read_to), %(turn)s::json
+            from chaz.runs where id = %(run)s),
         held as (
             select reserved_step, reserved_tokens, reserved_cost from chaz.runs where id = %(run)s),
         counted as (
@@ -128,6 +138,7 @@ async def store_step(
             "step": step,
             "attempt": claim.attempt,
             "version": version,
+            "seen": seen,
             "turn": text,
             "usage": Jsonb(usage.model_dump()),
             "tokens": turn.usage.prompt + turn.usage.completion,
