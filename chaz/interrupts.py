@@ -58,7 +58,7 @@ async def interrupt_run(tx: Transaction, run_id: UUID, by: UUID) -> list[AuditEv
     None if that is no longer so, or if somebody else has the session's head or cancels the run at the moment.
     """
     session = await (
-        await tx.execute("select session_id, tenant, agent from chaz.runs where id = %(run)s", {"run": run_id})
+        await tx.execute("select session_id, tenant, agent, cause from chaz.runs where id = %(run)s", {"run": run_id})
     ).fetchone()
     if session is None or not await sessionlog.lock_free_head(tx, session["session_id"]):
         return None
@@ -75,7 +75,12 @@ async def interrupt_run(tx: Transaction, run_id: UUID, by: UUID) -> list[AuditEv
     # The walk finds the run ended, and goes on to its children.
     if not await cancelling.require(tx, run_id, by="chaz", reason="it was interrupted by a newer message"):
         return None
-    events = await close_run(tx, run_id, await _outcome(tx, run_id, by), states=("queued", "running", "parked"))
+    if session["cause"] == "compaction":
+        # It was to say nothing but the summary: the log stays as it was.
+        outcome = RunOutcome(state="cancelled", reason=INTERRUPTED)
+    else:
+        outcome = await _outcome(tx, run_id, by)
+    events = await close_run(tx, run_id, outcome, states=("queued", "running", "parked"))
     if events is None:
         return None
     await sessionlog.append(

@@ -334,13 +334,13 @@ class _Work:
     def _run(self, session: _Session, row: dict[str, Any], agent: str) -> dict[str, Any]:
         registered = self._agents.get(agent)
         # Only the directive that spawned a child session is its parent's; others that come in later are their own.
-        parent = row["run_id"] if row["author"] == "agent" else None
+        parent = row["run_id"] if row["author"] == "agent" and row["type"] == "directive" else None
         return {
             "id": row["id"],
             "tenant": row["tenant"],
             "session": row["session_id"],
             "agent": agent,
-            "cause": row["type"],
+            "cause": "compaction" if row["type"] == "compaction_request" else row["type"],
             "position": row["position"],
             "parent": parent,
             "root": session.row["root_run_id"] or row["id"],

@@ -68,6 +68,14 @@ class AsyncSession:
         """A directive: an instruction to one agent, which it attaches to the session."""
         return await self.send("directive", instruction, recipient=agent, **options)
 
+    async def compact(self, agent: str | None = None, **options: Unpack[SendOptions]) -> AsyncAgentResult:
+        """Ask for a summary that takes the place of what was said so far, in what agents are shown; the log keeps all.
+
+        By ``agent`` if it is attached, else by the session's lead. The handle gives the summary's text, or why there
+        was nothing to summarise.
+        """
+        return await self.send("compaction_request", "", recipient=agent, **{"author": "human", **options})
+
     async def configure(self, **wanted: Unpack[SessionOptions]) -> None:
         """Say what holds for the session from now on; what is not named stays as it is. Makes a session that is new.
 
@@ -285,6 +293,10 @@ class Session:
     def direct(self, agent: str, instruction: str, **options: Unpack[SendOptions]) -> AgentResult:
         """A directive: an instruction to one agent, which it attaches to the session."""
         return self.send("directive", instruction, recipient=agent, **options)
+
+    def compact(self, agent: str | None = None, **options: Unpack[SendOptions]) -> AgentResult:
+        """Ask for a summary that takes the place of what was said so far. As :meth:`AsyncSession.compact`."""
+        return self.send("compaction_request", "", recipient=agent, **{"author": "human", **options})
 
     def configure(self, **wanted: Unpack[SessionOptions]) -> None:
         """Say what holds for the session from now on. As :meth:`AsyncSession.configure`."""

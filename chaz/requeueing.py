@@ -40,7 +40,8 @@ async def requeue(tx: Transaction, run_id: UUID) -> UUID:
                     priority, parent_run_id, root_run_id, depth, depth_left, scope, model, max_steps, suspect,
                     deadline, queued_at)
                 select fresh.id, r.tenant, r.session_id, r.agent,
-                    case when h.active_run is null then 'queued' else 'pending' end, 'requeue', r.trigger_position,
+                    case when h.active_run is null then 'queued' else 'pending' end,
+                    case r.cause when 'compaction' then r.cause else 'requeue' end, r.trigger_position,
                     r.id, r.priority, r.parent_run_id,
                     case r.root_run_id when r.id then fresh.id else r.root_run_id end,
                     r.depth, r.depth_left, r.scope, r.model, r.max_steps, r.suspect,

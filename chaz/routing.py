@@ -5,10 +5,11 @@
     message     from a human or a program  -> a run of the agent it is for
     directive                              -> a run of its recipient, which it attaches
     approval_decision                      -> what asked for it goes on (chaz.approvals)
+    compaction_request                     -> a compaction run, which summarises the session (chaz.compactions)
     anything else                          -> nothing
 
 Who a message is for: its recipient, else the first @mention of an attached agent, else the session's lead, else its
-first attached agent, else the deployment's default agent.
+first attached agent, else the deployment's default agent. Who summarises: the same, without mentions.
 """
 
 from __future__ import annotations
@@ -86,7 +87,11 @@ def route(
                     "a directive to an agent attaches it"
                 )
         case "compaction_request":
-            return Noted("compaction is not available in this version of chaz")
+            agent, attach = _summariser(recipient, roster), False
+            if not agent:
+                return Noted("nobody to summarise: the session has no agent and CHAZ_DEFAULT_AGENT is not set")
+            if recipient is not None and agent.casefold() != recipient.casefold():
+                note = f"{recipient!r} is not attached to this session; {agent!r} summarises instead"
         case _:
             return None
     try:
@@ -110,6 +115,13 @@ def _addressee(recipient: str | None, content: str, roster: Roster) -> tuple[str
     if roster.lead or roster.agents:
         return roster.lead or roster.agents[0], False
     return roster.default, bool(roster.default)
+
+
+def _summariser(recipient: str | None, roster: Roster) -> str:
+    """The agent that summarises the session; empty where there is none. To summarise attaches nobody."""
+    if recipient is not None and (found := _attached(recipient, roster)):
+        return found
+    return roster.lead or (roster.agents[0] if roster.agents else roster.default)
 
 
 def _attached(name: str, roster: Roster) -> str | None:

@@ -9,7 +9,7 @@ from functools import partial
 from typing import TypeVar
 from uuid import UUID
 
-from chaz import approvals, children, journal, rates, steering
+from chaz import approvals, children, compactions, journal, rates, steering
 from chaz.asking import Approving, Ask
 from chaz.children import Asked
 from chaz.database import REFUSED, Database, Transaction
@@ -50,6 +50,8 @@ class RunJournal:
         self._wait_for_lease = wait_for_lease
         self.read_to = claim.read_to
         """The last position that the run has read."""
+        self.seen: int | None = None
+        """The last position that its model is shown, of one that is not shown all of that."""
 
     async def wait_for_lease(self) -> None:
         await self._wait_for_lease()
@@ -71,6 +73,7 @@ class RunJournal:
                 version=self._version,
                 usage=usage,
                 cost=cost,
+                seen=self.seen,
             ),
             partial(journal.has_step, claim=self._claim, step=step),
         )
@@ -112,6 +115,9 @@ class RunJournal:
 
     async def ask_for(self, step: int, ordinal: int, call: ToolCall, child: UUID) -> CallOutcome | None:
         return await self._ask(step, ordinal, partial(children.ask_for, call=call, child=child))
+
+    async def request_compaction(self, step: int, ordinal: int, call: ToolCall) -> CallOutcome | None:
+        return await self._ask(step, ordinal, partial(compactions.request, call=call))
 
     async def ask(self, step: int, ordinal: int, call: ToolCall, ask: Ask) -> CallOutcome | None:
         place = {"claim": self._claim, "step": step, "ordinal": ordinal}

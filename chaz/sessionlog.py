@@ -246,7 +246,7 @@ _OWN_TRIGGERS: LiteralString = """
         where n.session_id = %(session)s and n.position = %(read_to)s + 2 and n.seq = 0 and n.type = 'note'
             and n.metadata->>'reason' = 'coalesced' and n.metadata->>'run' = %(run)s::text))
 """
-_NEWEST_SUMMARY: LiteralString = f"""
+NEWEST_SUMMARY: LiteralString = f"""
     select {ENTRY},
         case when jsonb_typeof(metadata->'covers') = 'number' and metadata->>'covers' ~ '^[0-9]{{1,18}}$'
             then least((metadata->>'covers')::bigint, position - 1) else position - 1 end as covers
@@ -254,6 +254,7 @@ _NEWEST_SUMMARY: LiteralString = f"""
     where session_id = %(session)s and type = 'summary' and position <= %(read_to)s
     order by position desc limit 1
 """
+"""The newest summary placed up to ``read_to``, and the last position that it ``covers``."""
 # Nothing else of the session is at work while a run is, so that what was open when it was claimed is pending still, or
 # has been closed since, with an error; or is this run's own. A run that takes another's place answers all that it did.
 _UNANSWERED: LiteralString = """
@@ -295,7 +296,7 @@ async def context_entries(
     """
     place = {"session": session_id, "run": run_id, "read_to": read_to}
     triggers = await _own_triggers(tx, place, room)
-    summary = await (await tx.execute(_NEWEST_SUMMARY, place)).fetchone()
+    summary = await (await tx.execute(NEWEST_SUMMARY, place)).fetchone()
     covered = 0 if summary is None else summary.pop("covers")
     unanswered = [row["position"] for row in await (await tx.execute(_UNANSWERED, place)).fetchall()]
     # A covered one is its summary's matter, but one that is answered now is shown as it was said.

@@ -109,6 +109,8 @@ def load(sender: str, conf: Any, **_: object) -> None:
         agents = load_agents(settings.agents, settings.tool_policies)
         for agent in agents.values():
             resolve_model(agent.model)
+            if agent.compaction_model is not None:
+                resolve_model(agent.compaction_model)
         Egress(settings.secrets)
         check(settings)
         asyncio.run(_register(database_url, agents))

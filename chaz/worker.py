@@ -18,7 +18,7 @@ from uuid import UUID, uuid4
 import psycopg
 from psycopg.rows import DictRow
 
-from chaz import completion, journal, runs, sessionlog, steering, workers
+from chaz import compactions, journal, runs, sessionlog, steering, workers
 from chaz.aborting import AbortEar
 from chaz.audit.publisher import AuditPublisher
 from chaz.database import CONNECT_TIMEOUT, Database, Transaction, connect_blocking
@@ -30,20 +30,20 @@ from chaz.runjournal import RunJournal
 from chaz.runs import Attempt, Claim, Unclaimed
 from chaz.runtime import engine
 from chaz.runtime.agents import Agent, Agents
+from chaz.runtime.compaction import LEAST, SYSTEM, NothingToSummarise, Prompt, Summarised, prompt_of
 from chaz.runtime.context import Conversation, conversation_of, spoken
 from chaz.runtime.egress import Egress
-from chaz.runtime.models import ChatModel, resolve_model
+from chaz.runtime.models import ChatModel, UserMessage, resolve_model
 from chaz.runtime.ownsecrets import own_secrets
 from chaz.runtime.running import Answered, CameTo, Failed, GivenBack, Parked, Record, RunContext
 from chaz.runtime.threads import ToolThreads
+from chaz.runtime.tokens import BYTES_OF_A_TOKEN, counter
 from chaz.settings import Settings
 from chaz.writes import LOST_PAUSE, surely
 
 logger = logging.getLogger("chaz.worker")
 
 T = TypeVar("T")
-BYTES_OF_A_TOKEN = 4
-"""Read of a conversation for each token that there is room for; what does not fit after all is left out then."""
 
 
 @dataclass(frozen=True)
@@ -330,12 +330,22 @@ class WorkerProcess:
             case Failed():
                 text = await self._egress.text(safe_text(came_to.text))
                 outcome = RunOutcome(state="failed", reason=came_to.reason, text=text)
+            case Summarised():
+                text = await self._egress.text(safe_text(came_to.text))
+                covers = {"covers": came_to.covers}
+                outcome = RunOutcome(state="succeeded", text=text, says="summary", metadata=covers)
+            case NothingToSummarise():
+                outcome = RunOutcome(state="succeeded", reason="too-few", text=came_to.text, says="note")
+        full_from = None
+        if agent.compact_at is not None:
+            full_from = await asyncio.to_thread(agent.full_from, claim.model or agent.model)
+        end = partial(compactions.end_run, claim=claim, outcome=outcome, full_from=full_from)
         # What a commit in doubt had to tell is told again from the journal.
-        self._audit.tell(await self._finish(claim, partial(completion.end_run, claim=claim, outcome=outcome), gave=[]))
+        self._audit.tell(await self._finish(claim, end, gave=[]))
         logger.info("ended run=%s %s %s", claim.run_id, outcome.state, outcome.reason)
         return None
 
-    async def _run_until_it_leaves(self, agent: Agent, claim: Claim) -> CameTo:
+    async def _run_until_it_leaves(self, agent: Agent, claim: Claim) -> CameTo | Summarised | NothingToSummarise:
         run_journal = RunJournal(
             self._database,
             claim,
@@ -345,6 +355,8 @@ class WorkerProcess:
             self._audit.tell,
             self.wait_for_lease,
         )
+        if claim.cause == "compaction":
+            return await self._compact(agent, claim, run_journal)
         replay = claim.attempt > 1
         while True:
             came_to = await engine.run(await self._rebuild(agent, claim, run_journal, replay=replay))
@@ -355,6 +367,56 @@ class WorkerProcess:
                 return came_to
             # All was answered while it was parking: go on at once, from the journal.
             replay = True
+
+    async def _compact(
+        self, agent: Agent, claim: Claim, run_journal: RunJournal
+    ) -> CameTo | Summarised | NothingToSummarise:
+        """Have the session summarised: one step of a run that is shown no tools."""
+        model_name = agent.compaction_model or claim.model or agent.model
+        model, room = self._model(model_name), await asyncio.to_thread(agent.room, model_name)
+
+        async def read(tx: Transaction) -> tuple[list[journal.StoredStep], compactions.Uncovered]:
+            steps, _ = await journal.load(tx, claim.run_id)
+            return steps, await compactions.uncovered(tx, claim, room=room * BYTES_OF_A_TOKEN)
+
+        steps, uncovered = await surely(self._database, claim.run_id, read)
+        if steps:
+            # What it covers is what the model had seen, whatever waits for an answer now.
+            prompt = Prompt("", covers=steps[0].read_to)
+        elif len(uncovered.entries) < LEAST:
+            return NothingToSummarise(
+                f"nothing to summarise: {len(uncovered.entries)} messages since the last summary are not waiting for "
+                f"an answer, and a summary takes {LEAST}"
+            )
+        else:
+            prompt = prompt_of(uncovered.so_far, uncovered.entries, room=room, count=counter(model))
+        run_journal.seen = prompt.covers
+        came_to = await engine.run(
+            RunContext(
+                run_id=claim.run_id,
+                session_id=claim.session_id,
+                agent=agent,
+                model=model,
+                model_name=model_name,
+                journal=run_journal,
+                threads=self._threads,
+                conversation=Conversation((UserMessage(text=prompt.text),)),
+                room=room,
+                max_steps=1,
+                depth_left=0,
+                system=SYSTEM,
+                limited=claim.limited or (claim.is_top and agent.budget != Budget()),
+                steps={stored.step: stored.turn for stored in steps},
+                stopping=self._give_back_at,
+                egress=self._egress,
+                shutdown=self._stopping,
+            )
+        )
+        if not isinstance(came_to, Answered):
+            return came_to
+        if not came_to.text.strip():
+            return Failed("model", f"{model_name} gave an empty summary; the log is as it was")
+        return Summarised(came_to.text, prompt.covers)
 
     async def _finish(self, claim: Claim, write: Callable[[Transaction], Awaitable[T]], *, gave: T) -> T:
         """Park, give back or end the run; ``gave`` stands for what a try in doubt gave that turns out to be written."""

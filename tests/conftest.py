@@ -12,6 +12,7 @@ pytest_plugins = [
     "tests.fixtures.stations",
     "tests.fixtures.broker",
     "tests.fixtures.listeners",
+    "tests.fixtures.summaries",
     "tests.fixtures.processes",
     "tests.fixtures.proxy",
     "tests.fixtures.rabbitmq",

@@ -1,9 +1,10 @@
-"""``chaz send``, ``chaz wait`` and ``chaz cancel``."""
+"""``chaz send``, ``chaz compact``, ``chaz wait`` and ``chaz cancel``."""
 
 from __future__ import annotations
 
 import argparse
 from typing import TYPE_CHECKING
+from uuid import UUID
 
 from chaz.cli.options import add_command, budget, print_json, producer_of, session_target
 from chaz.result import AgentResult
@@ -29,6 +30,12 @@ def add_commands(commands: Commands, common: argparse.ArgumentParser) -> None:
     )
     send.add_argument("--wait", action="store_true", help="wait for the answer and print it")
     _add_wait_options(send)
+
+    compact = add_command(commands, common, "compact", run_compact, "summarise a long session, for its agents")
+    compact.add_argument("session", help="its name or id")
+    compact.add_argument("--agent", metavar="AGENT", help="who summarises, if attached (default: the lead)")
+    compact.add_argument("--wait", action="store_true", help="wait for the summary and print it")
+    _add_wait_options(compact)
 
     wait = add_command(commands, common, "wait", run_wait, "wait for a run and print its answer")
     wait.add_argument("id", help="the run's id, as `chaz send` printed it")
@@ -62,13 +69,15 @@ def run_send(options: argparse.Namespace) -> int:
             handle = session.direct(options.to, options.text, **besides)
         else:
             handle = session.say(options.text, **besides)
-        if options.wait:
-            return _print_answer(handle, options)
-        if options.json:
-            print_json({"id": handle.id, "session": session.id})
-        else:
-            print(handle.id)
-    return 0
+        return _print_sent(handle, session.id, options)
+
+
+def run_compact(options: argparse.Namespace) -> int:
+    """Ask for a summary, and with ``--wait`` print it, or why there is none."""
+    with producer_of(options) as chaz:
+        name, id = session_target(options.session)
+        session = chaz.session(name, id=id)
+        return _print_sent(session.compact(options.agent), session.id, options)
 
 
 def run_wait(options: argparse.Namespace) -> int:
@@ -90,6 +99,16 @@ def run_cancel(options: argparse.Namespace) -> int:
         print(f"entry {options.id} woke nobody; there is nothing to cancel")
     else:
         print(f"run {options.id} is over already: {state}")
+    return 0
+
+
+def _print_sent(handle: AgentResult, session_id: UUID, options: argparse.Namespace) -> int:
+    if options.wait:
+        return _print_answer(handle, options)
+    if options.json:
+        print_json({"id": handle.id, "session": session_id})
+    else:
+        print(handle.id)
     return 0
 
 

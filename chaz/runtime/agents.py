@@ -50,6 +50,10 @@ class Agent:
     answer (default 8,192, a quarter of the window at most). The rest is for its instructions, its tools and as much
     of the newest conversation as fits.
 
+    ``compact_at`` is a share of what its model can be shown, such as 0.7: once a run has ended whose last prompt was
+    that long, the session is summarised, by ``compaction_model``, if not by its own model. None: only when it is
+    asked for; the built-in tool ``"compact"`` lets the agent ask.
+
     ``max_concurrent`` caps the runs of it that are running at once, on all machines together; the definition that a
     worker registered last holds. ``queue`` is the broker's queue it is served from, its own by default. Raises
     :class:`~chaz.errors.AgentsError` with file and line.
@@ -74,6 +78,8 @@ class Agent:
         max_steps: int = 30,
         timeout: float = 3600.0,
         model_timeout: float = 300.0,
+        compact_at: float | None = None,
+        compaction_model: str | None = None,
         max_concurrent: int | None = None,
         queue: str | None = None,
     ) -> None:
@@ -95,6 +101,8 @@ class Agent:
         self.max_steps = max_steps
         self.timeout = timeout
         self.model_timeout = model_timeout
+        self.compact_at = compact_at
+        self.compaction_model = compaction_model
         self.max_concurrent = max_concurrent
         self.queue = queue or name
         self.tools: dict[str, Tool] = {}
@@ -125,6 +133,8 @@ class Agent:
                 raise self._error(f"{limit} is {getattr(self, limit)}; use more than 0")
         if self.max_concurrent is not None and self.max_concurrent < 1:
             raise self._error(f"max_concurrent is {self.max_concurrent}; use 1 or more, or None for no cap")
+        if self.compact_at is not None and not 0 < self.compact_at <= 1:
+            raise self._error(f"compact_at is {self.compact_at}; use a share such as 0.7, or None for never")
         if self.max_depth < 0:
             raise self._error(f"max_depth is {self.max_depth}; use 0 for no children at all, or more")
         if any(price < 0 for pair in self.prices.values() for price in pair):
@@ -137,6 +147,8 @@ class Agent:
             )
         try:
             check_model_name(self.model)
+            if self.compaction_model is not None:
+                check_model_name(self.compaction_model)
         except ConfigurationError as error:
             raise self._error(str(error)) from None
 
@@ -244,6 +256,10 @@ class Agent:
         reserved = min(RESERVED_OUTPUT, window // 4) if self.reserved_output is None else self.reserved_output
         return window - reserved
 
+    def full_from(self, model: str) -> int | None:
+        """Tokens of a model's prompt from which on the session is to be summarised; None: from none on."""
+        return None if self.compact_at is None else int(self.compact_at * self.room(model))
+
     @property
     def version(self) -> str:
         """Changes with the definition; recorded with each step."""
@@ -254,6 +270,8 @@ class Agent:
             self.may_spawn,
             self.max_steps,
             self.max_depth,
+            self.compact_at,
+            self.compaction_model,
         ]
         facts += [dict(self.context_window), self.reserved_output]
         facts += [self.child_tools, self.budget.model_dump(), dict(self.prices)]

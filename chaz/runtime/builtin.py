@@ -49,9 +49,16 @@ class QuestionArguments(BaseModel):
     timeout: float | None = Field(default=None, gt=0, le=MAX_TIMEOUT)
 
 
+class CompactArguments(BaseModel):
+    """The arguments of ``compact``: none."""
+
+    model_config = ConfigDict(extra="forbid")
+
+
 SPAWN_AGENT = "spawn_agent"
 ASK_HUMAN = "ask_human"
 AGENT_RESULT = "agent_result"
+COMPACT = "compact"
 
 SPAWN_SCHEMA = ToolSchema(
     name=SPAWN_AGENT,
@@ -110,9 +117,16 @@ QUESTION_SCHEMA = ToolSchema(
         "additionalProperties": False,
     },
 )
+COMPACT_SCHEMA = ToolSchema(
+    name=COMPACT,
+    description="Have this session summarised once you have answered: from then on you see the summary in place of "
+    "what was said so far. Use it when the session has become long.",
+    parameters={"type": "object", "properties": {}, "additionalProperties": False},
+)
 BUILT_IN: Mapping[str, tuple[ToolSchema, ...]] = {
     SPAWN_AGENT: (SPAWN_SCHEMA, RESULT_SCHEMA),
     ASK_HUMAN: (QUESTION_SCHEMA,),
+    COMPACT: (COMPACT_SCHEMA,),
 }
 """What an agent names, and the tools that it gets by it."""
 BUILT_IN_NAMES = frozenset(schema.name for schemas in BUILT_IN.values() for schema in schemas)

@@ -10,7 +10,7 @@ from chaz.asking import GRANTED, Ask, digest_of, not_approved
 from chaz.entries import SecretsPolicy
 from chaz.lineage import Spawn, in_scope
 from chaz.outcomes import CallOutcome, ToolCall, Turn, typed_error
-from chaz.runtime.builtin import AGENT_RESULT, ASK_HUMAN, SPAWN_AGENT
+from chaz.runtime.builtin import AGENT_RESULT, ASK_HUMAN, COMPACT, SPAWN_AGENT, CompactArguments
 from chaz.runtime.masking import sensitive_values, shown_arguments, without, without_in
 from chaz.runtime.running import (
     FIRST_SLEEP,
@@ -21,7 +21,7 @@ from chaz.runtime.running import (
     Waiting,
     stops_within,
 )
-from chaz.runtime.spawning import spawned_agent, wanted_question, wanted_result, wanted_spawn
+from chaz.runtime.spawning import spawned_agent, wanted_compaction, wanted_question, wanted_result, wanted_spawn
 from chaz.runtime.tools import CallContext
 
 logger = logging.getLogger("chaz.worker")
@@ -81,6 +81,8 @@ async def make_call(context: RunContext, step: int, ordinal: int, call: ToolCall
             outcome = await journal.ask_for(step, ordinal, call, wanted)
         case Ask():
             outcome = await journal.ask(step, ordinal, call, wanted)
+        case CompactArguments():
+            outcome = await journal.request_compaction(step, ordinal, call)
         case _:
             await journal.start_call(step, ordinal, call)
             outcome = await _execute(context, step, ordinal, call)
@@ -106,7 +108,7 @@ async def _resumed(
     return await _execute(context, step, ordinal, call) if outcome is None else outcome
 
 
-def _wanted(context: RunContext, call: ToolCall) -> Spawn | UUID | Ask | CallOutcome | None:
+def _wanted(context: RunContext, call: ToolCall) -> Spawn | UUID | Ask | CompactArguments | CallOutcome | None:
     """What the call asks for, None: that a function be called; or why that cannot be."""
     if refused := _refused(context, call):
         return refused
@@ -119,6 +121,8 @@ def _wanted(context: RunContext, call: ToolCall) -> Spawn | UUID | Ask | CallOut
             return wanted_result(said)
         case t if t == ASK_HUMAN:
             return wanted_question(said)
+        case t if t == COMPACT:
+            return wanted_compaction(said)
         case _:
             return context.agent.tools[call.tool].refusal(call.arguments)
 

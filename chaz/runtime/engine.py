@@ -101,14 +101,20 @@ def _result(context: RunContext, step: int, ordinal: int, call: ToolCall, outcom
 
 def _system(context: RunContext) -> str:
     """The agent's instructions; where it has tools, with the rule for what they give."""
+    if context.system is not None:
+        return context.system
     instructions = context.agent.instructions
     return f"{instructions}\n\n{DATA_RULE}" if context.agent.tool_names else instructions
 
 
+def _tools(context: RunContext) -> list[ToolSchema]:
+    return context.agent.schemas(context.scope) if context.system is None else []
+
+
 def _always_shown(context: RunContext, count: Count) -> int:
     """Tokens of what each step shows besides the history, at most."""
-    system = f"{_system(context)}\n\n{LAST_STEP}"
-    return MESSAGE + count(system) + schema_tokens(context.agent.schemas(context.scope), count)
+    system = _system(context) if context.system is not None else f"{_system(context)}\n\n{LAST_STEP}"
+    return MESSAGE + count(system) + schema_tokens(_tools(context), count)
 
 
 async def _reserve(context: RunContext, step: int, shown: int) -> Room:
@@ -123,8 +129,8 @@ async def _reserve(context: RunContext, step: int, shown: int) -> Room:
 async def _ask(context: RunContext, history: Sequence[HistoryMessage], *, last: bool) -> Turn | GivenBack:
     """The model's next turn; what may pass is tried again, unless the wait is too long for a slot."""
     # On the last step an answer is asked for without tools, so that a run ends in text.
-    system = _system(context) + (f"\n\n{LAST_STEP}" if last else "")
-    tools: Sequence[ToolSchema] = [] if last else context.agent.schemas(context.scope)
+    tools = [] if last else _tools(context)
+    system = _system(context) + (f"\n\n{LAST_STEP}" if last and context.system is None else "")
     for attempt in range(1, MODEL_TRIES + 1):
         await context.journal.wait_for_lease()
         try:

@@ -84,6 +84,10 @@ class Journal(Protocol):
         """Store the call and what it came to: a descendant's answer, or (None) a wait for that."""
         ...
 
+    async def request_compaction(self, step: int, ordinal: int, call: ToolCall) -> CallOutcome | None:
+        """Store the call, a request that the session be summarised, and the call's result, all at once; that result."""
+        ...
+
     async def hear(self, step: int) -> Sequence[HistoryMessage]:
         """What was said to the running agent since its last step; from now on part of what this step's model sees."""
         ...
@@ -154,6 +158,8 @@ class RunContext:
     """What takes the secrets out of all that leaves."""
     scope: Scope = ()
     """Which of its agent's tools it may use."""
+    system: str | None = None
+    """What its model is told in place of its agent's instructions; then it is shown no tools at all."""
     limited: bool = False
     """Whether its tree has a budget, so that each turn is reserved first."""
     steps: dict[int, Turn] = field(default_factory=dict[int, Turn])

@@ -15,7 +15,7 @@ from chaz.errors import ConfigurationError
 from chaz.lineage import Scope, Spawn
 from chaz.outcomes import CallOutcome, ToolCall, typed_error
 from chaz.runtime.agents import Agent
-from chaz.runtime.builtin import QuestionArguments, ResultArguments, SpawnArguments
+from chaz.runtime.builtin import CompactArguments, QuestionArguments, ResultArguments, SpawnArguments
 from chaz.runtime.models import check_model_name
 
 A = TypeVar("A", bound=BaseModel)
@@ -74,6 +74,11 @@ def wanted_question(call: ToolCall) -> Ask | CallOutcome:
         timeout=arguments.timeout,
         choices=arguments.options,
     )
+
+
+def wanted_compaction(call: ToolCall) -> CompactArguments | CallOutcome:
+    """That the session be summarised, or what is wrong with the call."""
+    return _arguments(call, CompactArguments)
 
 
 def spawned_agent(call: ToolCall) -> str:

@@ -9,6 +9,8 @@ from chaz.runtime.models import AssistantMessage, ChatModel, CountsTokens, Histo
 
 Count = Callable[[str], int]
 """The tokens of a text."""
+BYTES_OF_A_TOKEN = 4
+"""Read of a conversation for each token that there is room for; what does not fit after all is left out then."""
 MESSAGE = 8
 """Tokens that a message is thought to take besides its text: its role, its frame, a call's id."""
 

@@ -17,6 +17,7 @@ from chaz import (
     Budget,
     cancelling,
     children,
+    compactions,
     deciding,
     interrupts,
     journal,
@@ -247,6 +248,22 @@ async def test_interrupting_and_hearing(explaining: ExplainingDatabase, stations
     await explaining.plans_of(hear)
     await explaining.plans_of(lambda database: interrupts.interrupt(database, aside=Aside()))
     assert await stations.state(claims["interrupt"].run_id) == "cancelled"
+
+
+async def test_compacting(explaining: ExplainingDatabase, stations: Stations) -> None:
+    claim = await stations.claim(await first_run(stations))
+    await stations.step(claim, a_call("compact"))
+
+    async def ask_read_and_end(database: Database) -> None:
+        place: dict[str, Any] = {"step": 0, "ordinal": 0, "call": a_call("compact")}
+        await database.transact(lambda tx: compactions.request(tx, claim, **place))
+        await database.transact(lambda tx: compactions.uncovered(tx, claim))
+        outcome = RunOutcome(state="succeeded", text="done", says="summary", metadata={"covers": claim.read_to})
+        await database.transact(lambda tx: compactions.end_run(tx, claim, outcome, full_from=1))
+
+    plans = await explaining.plans_of(ask_read_and_end)
+    for index in ("entries_inbox", "entries_said", "entries_marks", "runs_one_active", "runs_pending"):
+        assert index in plans
 
 
 async def test_claiming_reading_and_ending(explaining: ExplainingDatabase, stations: Stations) -> None:

@@ -160,10 +160,35 @@ def test_a_directive_of_anybody_wakes_its_recipient_and_no_other(author: Author)
     assert fresh == Wake("chef", attach=True)
 
 
-def test_a_control_entry_that_nothing_waits_for_is_noted() -> None:
-    noted = routed("yes", type="compaction_request")
+@pytest.mark.parametrize("author", get_args(Author))
+@pytest.mark.parametrize(
+    ("recipient", "roster", "agent"),
+    [
+        (None, TEAM, "writer"),
+        ("Reader", TEAM, "reader"),
+        ("reader", Roster(("reader",), default="chef"), "reader"),
+        (None, Roster(("reader",), default="chef"), "reader"),
+        (None, Roster(default="chef"), "chef"),
+    ],
+)
+def test_who_summarises(author: Author, recipient: str | None, roster: Roster, agent: str) -> None:
+    """Whoever asks; what the request says besides names nobody."""
+    assert routed("@data-bot", type="compaction_request", author=author, recipient=recipient, roster=roster) == (
+        Wake(agent)
+    )
+
+
+def test_another_summarises_where_the_one_named_is_not_attached() -> None:
+    wake = routed(type="compaction_request", recipient="chef")
+    assert isinstance(wake, Wake)
+    assert (wake.agent, wake.attach) == ("writer", False)
+    assert "'chef' is not attached" in wake.note
+
+
+def test_where_nobody_is_a_request_to_summarise_is_noted() -> None:
+    noted = routed(type="compaction_request", recipient="chef", roster=Roster())
     assert isinstance(noted, Noted)
-    assert "compaction" in noted.why
+    assert "nobody to summarise" in noted.why
 
 
 @pytest.mark.parametrize("type", sorted({*get_args(EntryType)} - {"message", "directive", "compaction_request"}))

@@ -90,6 +90,10 @@ def test_a_name_may_not_be(name: str) -> None:
         ({"context_window": 0}, "its context_window is"),
         ({"context_window": 100, "reserved_output": 100}, "a larger window than what is reserved"),
         ({"reserved_output": -1}, "its reserved_output -1"),
+        ({"compact_at": 0}, "compact_at is 0; use a share such as 0.7"),
+        ({"compact_at": 70}, "compact_at is 70"),
+        ({"compaction_model": "nobody:x"}, "unknown provider 'nobody'"),
+        ({"tools": ["compact", "compact"]}, "two tools named 'compact'"),
         ({"max_steps": 0}, "max_steps is 0"),
         ({"max_concurrent": 0}, "max_concurrent is 0; use 1 or more, or None for no cap"),
         ({"timeout": -1}, "timeout is -1"),
@@ -221,6 +225,8 @@ def test_the_version_is_that_of_the_definition() -> None:
         {"prices": (1, 2)},
         {"context_window": 8000},
         {"reserved_output": 1000},
+        {"compact_at": 0.7},
+        {"compaction_model": "scripted:small"},
         {"may_spawn": ["writer", "chef"]},
         {"tools": ["spawn_agent"]},
         {"tools": [other, "spawn_agent"]},
@@ -228,6 +234,11 @@ def test_the_version_is_that_of_the_definition() -> None:
     ]
     versions = {agent(**{**definition, **change}).version for change in changes}
     assert len(versions - {version}) == len(changes)
+
+
+def test_a_share_of_what_the_model_can_be_shown_is_full() -> None:
+    assert agent(context_window=8_000, reserved_output=1_000, compact_at=0.5).full_from("scripted") == 3_500
+    assert agent(context_window=8_000).full_from("scripted") is None
 
 
 # A model's name

@@ -53,7 +53,7 @@ MAX_RESULT = 200_000
 class Written:
     """One write of the journal."""
 
-    kind: Literal["step", "started", "finished", "refused", "spawned", "answered", "asked", "decided"]
+    kind: Literal["step", "started", "finished", "refused", "spawned", "answered", "asked", "decided", "compacting"]
     step: int
     ordinal: int = -1
     turn: Turn | None = None
@@ -111,6 +111,11 @@ class Recorder:
         if self.word is None:
             self._write(Written("asked", step, ordinal, call=call))
         return self.word
+
+    async def request_compaction(self, step: int, ordinal: int, call: ToolCall) -> CallOutcome | None:
+        outcome = CallOutcome(kind="ok", content="asked for")
+        self._write(Written("compacting", step, ordinal, call=call, outcome=outcome))
+        return outcome
 
     def decide(self, step: int, ordinal: int, outcome: CallOutcome) -> None:
         """A person's word, in its own transaction."""
@@ -172,6 +177,8 @@ class Recorder:
                 case "answered":
                     records[place] = Record(answer=written.outcome)
                 case "finished" | "refused":
+                    records[place] = Record(outcome=written.outcome)
+                case "compacting":
                     records[place] = Record(outcome=written.outcome)
                 case "step":
                     pass
@@ -1037,6 +1044,28 @@ def test_a_worker_that_stops_does_not_wait_for_a_model(make: Make) -> None:
 
 async def _true_if(what: bool) -> bool:
     return what
+
+
+def test_a_run_with_another_task_is_told_that_alone_and_shown_no_tools(make: Make) -> None:
+    journal, model = Recorder(), Playing(DONE)
+    of = agent("ask_human", "compact")
+    assert run(make(of, model, journal, system="Summarise.", max_steps=1, limited=True)) == Answered("done")
+    assert [(asked.system, asked.tools) for asked in model.asked] == [("Summarise.", [])]
+    assert len(journal.reserved) == 1
+
+
+def test_a_run_with_another_task_calls_nothing(make: Make) -> None:
+    journal = Recorder()
+    came_to = run(make(agent("compact"), Playing(asks(("compact", {}))), journal, system="x", max_steps=1))
+    assert isinstance(came_to, Failed)
+    assert [str(written) for written in journal.writes] == ["step 0"]
+
+
+def test_the_tool_that_asks_for_a_summary_is_stored_with_its_result_at_once(make: Make) -> None:
+    journal, model = Recorder(), Playing(asks(("compact", {})), DONE)
+    assert run(make(agent("compact"), model, journal)) == Answered("done")
+    assert told(model.asked[1]) == [("asked for", False)]
+    assert [str(written) for written in journal.writes] == ["step 0", "compacting 0.0", "step 1"]
 
 
 def test_what_is_asked_of_tools_in_the_last_step_is_not_done(make: Make) -> None:

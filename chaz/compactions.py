@@ -1,0 +1,196 @@
+"""The store of compactions: who asks for one, what it is to cover, and the summary written as its run ends.
+
+A compaction run is a run like any other, of one step without tools. It covers what was placed before its claim, and
+nothing that still waits for an answer; what comes while it works is beyond what it covers, and stays in view. The
+summary is written in the transaction of the run's end, or not at all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from uuid import UUID
+
+from chaz import completion, sessionlog
+from chaz.children import Asked
+from chaz.database import Row, Transaction
+from chaz.deliveries import AuditEvent
+from chaz.entries import Author, Entry, derived_id
+from chaz.journal import finish_call, start_call
+from chaz.outcomes import CallOutcome, RunOutcome, ToolCall, Turn
+from chaz.runs import Claim
+from chaz.runtime.compaction import LEAST
+from chaz.runtime.tokens import BYTES_OF_A_TOKEN
+from chaz.sessionlog import ENTRY, NEWEST_SUMMARY, ROOM
+
+AT_ONCE = 1000
+"""Entries that one compaction covers at most."""
+_NOW = 2**62
+"""A position past all that is placed."""
+
+
+@dataclass(frozen=True)
+class Uncovered:
+    """What a compaction run has to work on."""
+
+    so_far: str | None
+    """The newest summary that it sees."""
+    entries: Sequence[Entry]
+    """The oldest messages and directives that no summary covers, in order, up to the first that is still unanswered."""
+
+
+async def uncovered(tx: Transaction, claim: Claim, *, room: int = ROOM) -> Uncovered:
+    """What the compaction run has to work on, of what was placed before its first claim.
+
+    Of more than fits into ``room`` bytes it is the oldest part, and :data:`LEAST` entries at least.
+    """
+    newest = await _newest_summary(tx, claim.session_id, claim.read_to)
+    rows = await tx.execute(
+        f"""
+        select {ENTRY} from (
+            select *, row_number() over placed as nth, sum(octet_length(content)) over placed as total
+            from (
+                select * from chaz.entries
+                where session_id = %(session)s and seq = 0 and type in ('message', 'directive')
+                    and position > %(covers)s and position <= %(read_to)s
+                    and position < all(
+                        select trigger_position from chaz.runs
+                        where session_id = %(session)s and state = 'pending' and cause <> 'compaction')
+                order by position limit %(limit)s) oldest
+            window placed as (order by position)) counted
+        where nth <= %(least)s or total <= %(room)s order by position
+        """,
+        {
+            "session": claim.session_id,
+            "read_to": claim.read_to,
+            "covers": newest["covers"] if newest else 0,
+            "limit": AT_ONCE,
+            "least": LEAST,
+            "room": room,
+        },
+    )
+    entries = [Entry.model_validate(row) for row in await rows.fetchall()]
+    return Uncovered(newest["content"] if newest else None, entries)
+
+
+async def _newest_summary(tx: Transaction, session_id: UUID, read_to: int = _NOW) -> Row | None:
+    cursor = await tx.execute(NEWEST_SUMMARY, {"session": session_id, "read_to": read_to})
+    return await cursor.fetchone()
+
+
+async def end_run(
+    tx: Transaction, claim: Claim, outcome: RunOutcome, *, full_from: int | None = None
+) -> list[AuditEvent]:
+    """End the run, as :func:`chaz.completion.end_run` does; of a compaction run, with its summary.
+
+    The summary's ``metadata`` has the position up to which it ``covers``, and is given the number of ``entries`` that
+    it takes the place of. If a newer summary has come than the run had read, none is written, and the run says so.
+    ``full_from`` are the tokens of the run's last prompt from which on a compaction is asked for.
+    """
+    if outcome.says == "summary":
+        await sessionlog.lock_head(tx, claim.session_id)
+        outcome = await _unless_superseded(tx, claim, outcome)
+    events = await completion.end_run(tx, claim, outcome)
+    if full_from is not None and claim.cause != "compaction":
+        await _request_if_full(tx, claim, full_from)
+    return events
+
+
+async def _unless_superseded(tx: Transaction, claim: Claim, outcome: RunOutcome) -> RunOutcome:
+    newest = await _newest_summary(tx, claim.session_id)
+    if newest is not None and newest["position"] > claim.read_to:
+        why = f"superseded by a newer summary, at position {newest['position']}; nothing was written"
+        return RunOutcome(state="succeeded", reason="superseded", text=why, says="note")
+    counted = await tx.execute(
+        """
+        select count(*) as entries from chaz.entries
+        where session_id = %(session)s and seq = 0 and type in ('message', 'directive')
+            and position > %(after)s and position <= %(covers)s
+        """,
+        {
+            "session": claim.session_id,
+            "after": newest["covers"] if newest else 0,
+            "covers": outcome.metadata["covers"],
+        },
+    )
+    row = await counted.fetchone()
+    assert row is not None
+    return outcome.model_copy(update={"metadata": outcome.metadata | {"entries": row["entries"]}})
+
+
+async def request(tx: Transaction, claim: Claim, *, step: int, ordinal: int, call: ToolCall) -> Asked:
+    """Store an agent's call that asks for a compaction, the request (unless one is open already), and its result.
+
+    The request's id comes from run, step and ordinal, so that a call never asks twice.
+    """
+    event = await start_call(tx, claim, step=step, ordinal=ordinal, call=call)
+    id = derived_id("compaction", str(claim.run_id), f"{step}.{ordinal}")
+    asked = await _request(tx, claim, id=id, author="agent", sender=claim.agent, content="")
+    word = "asked for" if asked else "asked for already"
+    outcome = CallOutcome(
+        kind="ok", content=f"a summary of this session is {word}; it is written after you have answered"
+    )
+    return Asked([event, await finish_call(tx, claim, step=step, ordinal=ordinal, call=call, outcome=outcome)], outcome)
+
+
+async def _request_if_full(tx: Transaction, claim: Claim, full_from: int) -> None:
+    """Ask for a compaction if the last prompt was as long, or what was said is, and there is something to summarise.
+
+    What was said counts by itself, since a prompt that leaves some of it out may be short.
+    """
+    newest = await _newest_summary(tx, claim.session_id)
+    counted = await tx.execute(
+        """
+        select count(*) as entries, coalesce(sum(octet_length(content)), 0)::bigint as bytes from chaz.entries
+        where session_id = %(session)s and type in ('message', 'directive') and position > %(covers)s
+        """,
+        {"session": claim.session_id, "covers": newest["covers"] if newest else 0},
+    )
+    said = await counted.fetchone()
+    assert said is not None
+    if said["entries"] < LEAST:
+        return
+    turns = await tx.execute(
+        "select turn from chaz.steps where run_id = %(run)s order by step desc limit 1", {"run": claim.run_id}
+    )
+    last = await turns.fetchone()
+    prompt = Turn.model_validate(last["turn"]).usage.prompt if last else 0
+    tokens = max(prompt, said["bytes"] // BYTES_OF_A_TOKEN)
+    if tokens < full_from:
+        return
+    id = derived_id("compaction", str(claim.run_id), "end")
+    content = f"{claim.agent!r} had {tokens} tokens to read; from {full_from} on the session is summarised"
+    await _request(tx, claim, id=id, author="system", sender="chaz", content=content)
+
+
+async def _request(tx: Transaction, claim: Claim, *, id: UUID, author: Author, sender: str, content: str) -> bool:
+    """Insert an unplaced request to the run's agent; False, and nothing, if the session has an open one."""
+    cursor = await tx.execute(
+        """
+        insert into chaz.entries (id, tenant, session_id, type, sender, author, recipient, content, run_id)
+        select %(id)s, %(tenant)s, %(session)s, 'compaction_request', %(sender)s, %(author)s, %(agent)s, %(content)s,
+            %(run)s
+        where not exists (
+                select from chaz.entries
+                where session_id = %(session)s and position is null and type = 'compaction_request')
+            -- One by one, as there are indexes.
+            and not exists (
+                select from chaz.runs
+                where session_id = %(session)s and state in ('queued', 'running', 'parked') and cause = 'compaction')
+            and not exists (
+                select from chaz.runs
+                where session_id = %(session)s and state = 'pending' and cause = 'compaction')
+        on conflict on constraint entries_pkey do nothing
+        """,
+        {
+            "id": id,
+            "tenant": claim.tenant,
+            "session": claim.session_id,
+            "sender": sender,
+            "author": author,
+            "agent": claim.agent,
+            "content": content,
+            "run": claim.run_id,
+        },
+    )
+    return cursor.rowcount == 1
