@@ -471,3 +471,30 @@ async def test_what_is_for_another_agent_or_a_later_time_steers_nobody(stations:
     await said(stations, "now", recipient="solo")
     assert await hear(stations, claim, 1) == ["now"]
     assert [await stations.state(run) for run in (others, later)] == ["pending", "pending"]
+
+
+async def test_what_was_sent_for_later_is_not_heard_by_who_has_read_past_it(stations: Stations) -> None:
+    claim = await busy(stations, "steer")
+    later = await said(stations, "later", recipient="solo", countdown=timedelta(hours=1))
+    await said(stations, "now", recipient="solo")
+    assert await hear(stations, claim, 1) == ["now"]
+    read_to = (await stations.run(claim.run_id))["read_to"]
+    stations.scratch.query("update chaz.runs set not_before = now() where id = %(id)s", id=later)
+
+    assert not await stations.transact(partial(steering.is_spoken_to, claim=claim, after=read_to))
+    assert await hear(stations, claim, 2, after=read_to) == []
+    await stations.end(claim)
+    assert await stations.state(later) == "queued"
+
+
+async def test_what_is_taken_back_after_it_was_heard_is_heard_in_a_replay(stations: Stations, chaz: Chaz) -> None:
+    claim = await busy(stations, "steer")
+    await said(stations, "one", recipient="solo")
+    message = await said(stations, "two", sender="bob", recipient="solo")
+    assert await hear(stations, claim, 1) == ["one", "two"]
+    chaz.cancel(message)
+    await cancelling.walk(stations.database, aside=Aside())
+    assert await stations.state(message) == "cancelled"
+
+    heard = partial(steering.heard, run_id=claim.run_id, session_id=claim.session_id, after=claim.read_to)
+    assert [entry.content for entry in await stations.transact(heard)] == ["one", "two"]

@@ -141,6 +141,17 @@ def test_the_native_message_goes_back_unchanged(stub: StubServer, on_delta: Call
     ]
 
 
+def test_what_one_side_says_in_a_row_is_joined(stub: StubServer) -> None:
+    said = [AssistantMessage(turn=Turn(text=text)) for text in ("three", "four")]
+    complete(UserMessage(text="one"), UserMessage(text="two"), *said, UserMessage(text="five"), system="Be brief.")
+    assert stub.requests[0]["messages"] == [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "one\n\ntwo"},
+        {"role": "assistant", "content": "three\n\nfour"},
+        {"role": "user", "content": "five"},
+    ]
+
+
 def test_a_turn_of_another_provider_is_built_from_its_neutral_fields(stub: StubServer) -> None:
     call = ToolCall(id="a", tool="search", arguments="{oops")
     turn = Turn(text="hm", calls=(call,), native={"provider": "other", "message": {"x": 1}})

@@ -9,9 +9,9 @@ is a fenced block::
      {"text": "found {{results}}"}]
     ```
 
-It is the one of the newest user message that has one (the step counts assistant messages after that
-message), else the one of the system prompt (the step counts them after the last user message).
-Without a script the model echoes. The fields of a turn are those of :class:`ScriptedTurn`.
+It is the one of the newest user message that has one, of several there the last (the step counts
+assistant messages after that message), else the one of the system prompt (the step counts them after
+the last user message). Without a script the model echoes. The fields of a turn are those of :class:`ScriptedTurn`.
 Templates in ``text`` and in the strings of ``arguments``:
 
 ``{{input}}``
@@ -227,7 +227,7 @@ class _Scene(NamedTuple):
 def _scene(model: str, system: str, history: Sequence[HistoryMessage]) -> _Scene:
     users = [(index, each) for index, each in enumerate(history) if isinstance(each, UserMessage)]
     for index, message in reversed(users):
-        # The last one: a message may be several, joined.
+        # Of several the last: a message may be neighbours that were joined.
         for script in list(_FENCE.finditer(message.text))[-1:]:
             said = f"{message.text[: script.start()]}{message.text[script.end() :]}".strip()
             place = f"message {index} of the history"

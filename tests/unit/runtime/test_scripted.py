@@ -80,6 +80,11 @@ def test_the_same_conversation_gives_the_same_turn() -> None:
     assert complete(*history) == complete(*history)
 
 
+def test_of_several_scripts_in_a_message_the_last_wins() -> None:
+    joined = user(f"{user('one', {'text': 'first'}).text}\n\ntwo", {"text": "second"})
+    assert complete(joined).text == "second"
+
+
 def test_the_newest_user_message_with_a_script_wins() -> None:
     history = [user("go", {"text": "old"}), said("x"), user("again", {"text": "new"}), user("hm")]
     assert complete(*history, system=script({"text": "system"})).text == "new"
