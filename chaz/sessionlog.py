@@ -255,29 +255,36 @@ NEWEST_SUMMARY: LiteralString = f"""
     order by position desc limit 1
 """
 """The newest summary placed up to ``read_to``, and the last position that it ``covers``."""
+
+# As ranges: a long queue is one. A run's own triggers are out of the conversation, too, since they come after it.
 # Nothing else of the session is at work while a run is, so that what was open when it was claimed is pending still, or
 # has been closed since, with an error; or is this run's own. A run that takes another's place answers all that it did.
-_UNANSWERED: LiteralString = """
+_HIDDEN: LiteralString = """
     with recursive mine as (
         select started_at from chaz.runs where id = %(run)s
-    ), open(id, position, created_at) as (
-        select id, trigger_position, created_at from chaz.runs
+    ), open(id, position, retry_of, created_at) as (
+        select id, trigger_position, retry_of, created_at from chaz.runs
         where session_id = %(session)s and state = 'pending'
         union all
-        select r.id, r.trigger_position, r.created_at from chaz.entries e join chaz.runs r on r.id = e.run_id
+        select r.id, r.trigger_position, r.retry_of, r.created_at
+        from chaz.entries e join chaz.runs r on r.id = e.run_id
         where e.session_id = %(session)s and e.type = 'error' and e.position > %(read_to)s
             and r.session_id = e.session_id
     ), others as (
-        select id, position from open
+        select position, retry_of from open
         where position <= %(read_to)s and created_at <= (select started_at from mine) and id <> %(run)s
     ), tries(run) as (
-        select id from others
+        select retry_of from others where retry_of is not null
         union
         select r.retry_of from tries join chaz.runs r on r.id = tries.run
     )
-    select position from others
-    union
-    select r.trigger_position from chaz.runs r where r.superseded_by = any(array(select run from tries))
+    select range_agg(int8range(position, position, '[]'))::text as positions from (
+        select position from others
+        union all
+        select r.trigger_position from chaz.runs r where r.superseded_by = any(array(select run from tries))
+        union all
+        select unnest(%(own)s::bigint[])) hidden
+    where position is not null
 """
 
 
@@ -298,11 +305,11 @@ async def context_entries(
     triggers = await _own_triggers(tx, place, room)
     summary = await (await tx.execute(NEWEST_SUMMARY, place)).fetchone()
     covered = 0 if summary is None else summary.pop("covers")
-    unanswered = [row["position"] for row in await (await tx.execute(_UNANSWERED, place)).fetchall()]
-    # A covered one is its summary's matter, but one that is answered now is shown as it was said.
-    hidden = [*unanswered, *(entry.position for entry in triggers)]
+    own = [entry.position for entry in triggers]
+    hidden = await (await tx.execute(_HIDDEN, place | {"own": own})).fetchone()
+    assert hidden is not None
     conversation = [] if summary is None else [Entry.model_validate(summary)]
-    conversation += await _newest(tx, session_id, after=covered, up_to=read_to, hidden=hidden, room=room)
+    conversation += await _newest(tx, session_id, after=covered, up_to=read_to, hidden=hidden["positions"], room=room)
     return conversation, triggers
 
 
@@ -327,7 +334,7 @@ async def _own_triggers(tx: Transaction, place: Mapping[str, Any], room: int) ->
 
 
 async def _newest(
-    tx: Transaction, session_id: UUID, *, after: int, up_to: int, hidden: Sequence[int | None], room: int
+    tx: Transaction, session_id: UUID, *, after: int, up_to: int, hidden: str | None, room: int
 ) -> list[Entry]:
     """The newest messages and directives between two positions that fit, in order. One that does not fit ends them."""
     found: list[Entry] = []
@@ -336,10 +343,10 @@ async def _newest(
             f"""
             select {ENTRY}, total from (
                 select *, sum(octet_length(content) + %(each)s) over (order by position desc) as total from (
-                    select * from chaz.entries e
+                    select * from chaz.entries
                     where session_id = %(session)s and type in ('message', 'directive')
                         and position > %(after)s and position <= %(up_to)s
-                        and not exists (select from unnest(%(hidden)s::bigint[]) h(place) where h.place = e.position)
+                        and (%(hidden)s::int8multirange @> position) is not true
                     order by position desc limit %(page)s) page) summed
             where total <= %(room)s order by position desc
             """,
@@ -347,7 +354,7 @@ async def _newest(
                 "session": session_id,
                 "after": after,
                 "up_to": up_to,
-                "hidden": list(hidden),
+                "hidden": hidden,
                 "each": ENTRY_SIZE,
                 "page": PAGE,
                 "room": room,
