@@ -3,27 +3,36 @@
 ::
 
     message     from a human or a program  -> a run of the agent it is for
+    message     from an agent              -> a run of the first other agent it mentions (chaz.mentions)
     directive                              -> a run of its recipient, which it attaches
     approval_decision                      -> what asked for it goes on (chaz.approvals)
     compaction_request                     -> a compaction run, which summarises the session (chaz.compactions)
     anything else                          -> nothing
 
 Who a message is for: its recipient, else the first @mention of an attached agent, else the session's lead, else its
-first attached agent, else the deployment's default agent. Who summarises: the same, without mentions.
+first attached agent, else the deployment's default agent. Who summarises: the same, without mentions. A person
+who is named like an agent is a person: an entry's author says so, not its sender.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from pydantic import ValidationError
 
 from chaz.entries import Author, EntryType, RunOptions, safe_text
 
-# A mention stands at a word's edge: not inside an e-mail address or a URL.
-_MENTION = re.compile(r"(?<![\w@./:?&=#%+~-])@(\w[\w.-]*)")
+BURST = 6
+"""How many answers of agents in a row may wake other agents, where neither the session nor the deployment says."""
+
+# A mention stands at a word's edge: not inside an e-mail address.
+_MENTION = re.compile(r"(?<![\w@./:?&=#%+~-])@(\w[\w.-]*+)(?!@)")
+# A text is anybody's and a megabyte long at most: none of these looks at a character more than a few times.
+_URL = re.compile(r"://[^\s<>\"]*")
+_FENCE = re.compile(r"[ \t>]*(?P<fence>`{3,}(?=[^`]*$)|~{3,})(?P<rest>.*)")
+_BACKTICKS = re.compile(r"`+")
 
 
 @dataclass(frozen=True)
@@ -109,9 +118,8 @@ def _addressee(recipient: str | None, content: str, roster: Roster) -> tuple[str
             return found, False
         if not roster.agents:
             return recipient, True
-    for mention in _MENTION.finditer(content):
-        if found := _attached(mention.group(1).rstrip(".-"), roster):
-            return found, False
+    for found in _mentions(content, roster):
+        return found, False
     if roster.lead or roster.agents:
         return roster.lead or roster.agents[0], False
     return roster.default, bool(roster.default)
@@ -122,6 +130,63 @@ def _summariser(recipient: str | None, roster: Roster) -> str:
     if recipient is not None and (found := _attached(recipient, roster)):
         return found
     return roster.lead or (roster.agents[0] if roster.agents else roster.default)
+
+
+def first_mentioned(content: str, sender: str, roster: Roster) -> str | None:
+    """The first attached agent that a message of the agent ``sender`` mentions, itself left out."""
+    return next((agent for agent in _mentions(content, roster) if agent != sender), None)
+
+
+def _mentions(content: str, roster: Roster) -> Iterator[str]:
+    """The attached agents that a text mentions, in order, outside of code and URLs."""
+    # Most texts mention nobody.
+    if "@" not in content:
+        return
+    for mention in _MENTION.finditer(_URL.sub("://", _without_code(content))):
+        if found := _attached(mention.group(1).rstrip(".-"), roster):
+            yield found
+
+
+def _without_code(text: str) -> str:
+    """The text without what Markdown shows as code: fenced blocks (an open one goes to the end) and inline code."""
+    paragraphs: list[list[str]] = [[]]
+    fence = ""
+    for line in text.splitlines():
+        found = _FENCE.fullmatch(line)
+        if fence:
+            closes = found is not None and found["fence"].startswith(fence) and not found["rest"].strip()
+            fence = "" if closes else fence
+        elif found is not None:
+            fence = found["fence"]
+            paragraphs.append([])
+        elif not line.strip():
+            paragraphs.append([])
+        else:
+            paragraphs[-1].append(line)
+    return "\n\n".join(_without_spans("\n".join(paragraph)) for paragraph in paragraphs)
+
+
+def _without_spans(paragraph: str) -> str:
+    """The paragraph without its inline code, which as many backticks end as begin it."""
+    ticks = list(_BACKTICKS.finditer(paragraph))
+    closing: dict[int, int] = {}
+    next_of_its_length: dict[int, int] = {}
+    for index in range(len(ticks) - 1, -1, -1):
+        length = len(ticks[index].group())
+        closing[index] = next_of_its_length.get(length, -1)
+        next_of_its_length[length] = index
+    kept: list[str] = []
+    start = index = 0
+    while index < len(ticks):
+        escaped = paragraph[max(0, ticks[index].start() - 1) : ticks[index].start()] == "\\"
+        if escaped or closing[index] < 0:
+            index += 1
+            continue
+        # A word on either side stays a word on its own.
+        kept += [paragraph[start : ticks[index].start()], "`"]
+        start = ticks[closing[index]].end()
+        index = closing[index] + 1
+    return "".join([*kept, paragraph[start:]])
 
 
 def _attached(name: str, roster: Roster) -> str | None:

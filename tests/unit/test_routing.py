@@ -8,7 +8,7 @@ from typing import Any, get_args
 import pytest
 
 from chaz.entries import MAX_CONTENT, Author, EntryType, RunOptions
-from chaz.routing import Noted, Refused, Roster, Wake, route
+from chaz.routing import Noted, Refused, Roster, Wake, first_mentioned, route
 
 TEAM = Roster(("writer", "reader", "web.search", "data-bot"), lead="writer")
 
@@ -52,6 +52,16 @@ def routed(
         ("@data-bot and @reader", "data-bot"),
         ("@nobody, @ada and @reader", "reader"),
         ("ada@example.com says: @reader", "reader"),
+        ("see https://video.example/@data-bot, @reader", "reader"),
+        ("see <https://video.example/>@reader", "reader"),
+        ("`@data-bot` is not @reader", "reader"),
+        ("`` ` `` @reader `@data-bot`", "reader"),
+        ("a ` alone, @reader", "reader"),
+        ("a ` alone\n\n@reader, and another ` there", "reader"),
+        ("\\`@reader\\`", "reader"),
+        ("```\n@data-bot\n```\n@reader", "reader"),
+        ("~~~~\n@data-bot\n~~~\n@data-bot\n~~~~\n@reader", "reader"),
+        ("```@data-bot``` and @reader", "reader"),
     ],
 )
 def test_a_message_is_for_the_first_attached_agent_that_it_mentions(content: str, agent: str) -> None:
@@ -78,6 +88,19 @@ def test_a_message_is_for_the_first_attached_agent_that_it_mentions(content: str
         "https://video.example/?a=1&@reader",
         "https://video.example/#@reader",
         "mailto:@reader",
+        "https://video.example/a,@reader",
+        "(https://video.example/a;@reader)",
+        "@reader@social.example",
+        "say `@reader` to it",
+        "say ``a ` @reader`` to it",
+        "say `a\n@reader` to it",
+        "```\n@reader\n```",
+        "```python\n@reader\ndef f(): ...\n```\nThat is all.",
+        "~~~\n@reader\n```\n@reader\n~~~",
+        "````\n```\n@reader\n````",
+        "> ```\n> @reader\n> ```",
+        "   ```\n   @reader\n   ```",
+        "```\n@reader is in what was never closed",
     ],
 )
 def test_what_is_no_mention_is_for_the_lead(content: str) -> None:
@@ -136,6 +159,27 @@ def test_with_nobody_at_all_a_note_says_what_to_do(content: str) -> None:
     assert isinstance(noted, Noted)
     assert "CHAZ_DEFAULT_AGENT" in noted.why
     assert "directive" in noted.why
+
+
+@pytest.mark.parametrize(
+    ("content", "agent"),
+    [
+        ("@reader, please", "reader"),
+        ("I, @writer, ask @Reader and @data-bot", "reader"),
+        ("@WRITER", None),
+        ("@ada and @nobody", None),
+        ("run `@reader` or\n```\n@data-bot\n```", None),
+        ("hello", None),
+    ],
+)
+def test_an_agent_mentions_the_first_other_one(content: str, agent: str | None) -> None:
+    assert first_mentioned(content, "writer", TEAM) == agent
+
+
+@pytest.mark.parametrize("odd", ["`" * 9, "` ``", "@", "://", "```\n", "~~~\n", "@a.", "\\`", "> "])
+def test_a_long_text_is_read_in_one_go(odd: str) -> None:
+    # What looked at a character once for each of the others would not come to an end within the time of a test.
+    assert first_mentioned(odd * (MAX_CONTENT // len(odd)) + "\n\n", "writer", TEAM) is None
 
 
 # What wakes
