@@ -34,6 +34,7 @@ from chaz.errors import (
 )
 from chaz.producer import AsyncChaz, AsyncSession, Chaz, Session
 from chaz.result import AgentResult, AsyncAgentResult, as_completed
+from chaz.rosters import Attachment
 from chaz.runtime.agents import Agent
 from chaz.runtime.tools import CallContext, tool
 
@@ -45,6 +46,7 @@ __all__ = [
     "AsyncAgentResult",
     "AsyncChaz",
     "AsyncSession",
+    "Attachment",
     "Budget",
     "CallContext",
     "Chaz",

@@ -18,6 +18,7 @@ from chaz.deliveries import AuditEvent
 from chaz.entries import Author, Entry, derived_id
 from chaz.journal import finish_call, start_call
 from chaz.outcomes import CallOutcome, RunOutcome, ToolCall, Turn
+from chaz.routing import BURST
 from chaz.runs import Claim
 from chaz.runtime.compaction import LEAST
 from chaz.runtime.tokens import BYTES_OF_A_TOKEN
@@ -79,7 +80,7 @@ async def _newest_summary(tx: Transaction, session_id: UUID, read_to: int = _NOW
 
 
 async def end_run(
-    tx: Transaction, claim: Claim, outcome: RunOutcome, *, full_from: int | None = None
+    tx: Transaction, claim: Claim, outcome: RunOutcome, *, full_from: int | None = None, burst: int = BURST
 ) -> list[AuditEvent]:
     """End the run, as :func:`chaz.completion.end_run` does; of a compaction run, with its summary.
 
@@ -90,7 +91,7 @@ async def end_run(
     if outcome.says == "summary":
         await sessionlog.lock_head(tx, claim.session_id)
         outcome = await _unless_superseded(tx, claim, outcome)
-    events = await completion.end_run(tx, claim, outcome)
+    events = await completion.end_run(tx, claim, outcome, burst=burst)
     if full_from is not None and claim.cause != "compaction":
         await _request_if_full(tx, claim, full_from)
     return events

@@ -1,7 +1,7 @@
 """The end of a run: one transaction under its session's head. There is no moment at which a part of it is true.
 
-Open calls get a result, the closing entry is appended, the state is final, the session's next run is queued, the
-parent's wait is answered, whoever waits is notified, and who asked to be told is due to be.
+Open calls get a result, the closing entry is appended, whom it mentions is woken, the state is final, the session's
+next run is queued, the parent's wait is answered, whoever waits is notified, and who asked to be told is due to be.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from datetime import timedelta
 from typing import Any
 from uuid import UUID
 
-from chaz import approvals, budgets, sessionlog
+from chaz import approvals, budgets, mentions, sessionlog
 from chaz.channels import ABORT, DONE
 from chaz.database import Row, Transaction
 from chaz.deliveries import AuditEvent, event_body
@@ -21,6 +21,7 @@ from chaz.errors import StaleAttempt
 from chaz.journal import close_call
 from chaz.lineage import answer_of
 from chaz.outcomes import CallOutcome, RunOutcome, RunState
+from chaz.routing import BURST
 from chaz.runs import Claim, go_on
 
 AUDIT_GRACE = timedelta(seconds=5)
@@ -30,10 +31,13 @@ INTERRUPTED = "interrupted"
 """The reason of a run that ended in favour of a newer message. It ends with a message of its own, and no error."""
 
 
-async def end_run(tx: Transaction, claim: Claim, outcome: RunOutcome) -> list[AuditEvent]:
-    """End the run that this attempt owns. Returns the events to tell. Raises StaleAttempt."""
+async def end_run(tx: Transaction, claim: Claim, outcome: RunOutcome, *, burst: int = BURST) -> list[AuditEvent]:
+    """End the run that this attempt owns. Returns the events to tell. Raises StaleAttempt.
+
+    ``burst`` is the deployment's: how many answers of agents in a row may wake others.
+    """
     await sessionlog.lock_head(tx, claim.session_id)
-    events = await _end(tx, claim.run_id, outcome, states=("running",), attempt=claim.attempt)
+    events = await _end(tx, claim.run_id, outcome, states=("running",), attempt=claim.attempt, burst=burst)
     if events is None:
         raise StaleAttempt(claim.run_id, claim.attempt)
     return events
@@ -62,6 +66,7 @@ async def _end(
     *,
     states: Sequence[RunState],
     attempt: int | None,
+    burst: int = 0,
 ) -> list[AuditEvent] | None:
     run = await (
         await tx.execute(
@@ -78,6 +83,9 @@ async def _end(
     if run is None:
         return None
     text = safe_text(outcome.text)
+    if outcome.state == "succeeded" and not text.strip():
+        # Silence is an answer, and the same however it was typed.
+        text = ""
     events = await _close_calls(tx, run)
     await approvals.close(tx, run)
     await tx.execute(
@@ -95,11 +103,14 @@ async def _end(
             "audit_grace": AUDIT_GRACE,
         },
     )
-    await _append_closing_entry(tx, run, outcome, text)
+    answer = await _append_closing_entry(tx, run, outcome, text)
+    # The last words of a run that was interrupted are no answer, nor is a summary.
+    if answer is not None and outcome.state == "succeeded" and outcome.says == "message":
+        await mentions.answered(tx, run, position=answer, text=text, burst=burst)
     if outcome.state == "cancelled":
         await _release_superseded(tx, run)
     await _queue_next(tx, run)
-    await answer_parents(tx, run_id, answer_of(run["agent"], outcome))
+    await answer_parents(tx, run_id, answer_of(run["agent"], outcome.model_copy(update={"text": text})))
     await budgets.release(tx, run_id)
     await tx.execute(
         """
@@ -168,11 +179,12 @@ async def _close_calls(tx: Transaction, run: Row) -> list[AuditEvent]:
     return events
 
 
-async def _append_closing_entry(tx: Transaction, run: Row, outcome: RunOutcome, text: str) -> None:
+async def _append_closing_entry(tx: Transaction, run: Row, outcome: RunOutcome, text: str) -> int | None:
+    """Append what the log has of the end; where its text stands, if it has one."""
     if outcome.state == "succeeded" or outcome.reason == INTERRUPTED:
         if text.strip():
             noted = outcome.says == "note"
-            await sessionlog.append(
+            return await sessionlog.append(
                 tx,
                 session_id=run["session_id"],
                 tenant=run["tenant"],
@@ -183,7 +195,7 @@ async def _append_closing_entry(tx: Transaction, run: Row, outcome: RunOutcome, 
                 metadata=outcome.metadata,
                 run_id=run["id"],
             )
-        return
+        return None
     await sessionlog.append(
         tx,
         session_id=run["session_id"],
@@ -195,6 +207,7 @@ async def _append_closing_entry(tx: Transaction, run: Row, outcome: RunOutcome, 
         metadata=outcome.metadata | {"state": outcome.state, "reason": outcome.reason, "agent": run["agent"]},
         run_id=run["id"],
     )
+    return None
 
 
 async def _release_superseded(tx: Transaction, run: Row) -> None:

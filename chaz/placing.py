@@ -25,7 +25,8 @@ from chaz.lineage import answer_of
 from chaz.outcomes import RunOutcome
 from chaz.publishing import room_at_once
 from chaz.routing import Noted, Refused, Roster, Wake, route
-from chaz.runs import DEFAULT_TIMEOUT, Publication, publication
+from chaz.runs import Publication, publication
+from chaz.waking import INHERITED, insert_runs, new_run
 
 logger = logging.getLogger("chaz.listener")
 
@@ -48,6 +49,8 @@ class _Session:
     row: Row
     next_position: int
     active_run: UUID | None
+    agents_said: int
+    """How many answers of agents there are since a person or a directive spoke."""
     roster: list[str]
     lead: str | None
     unread_by: str | None = None
@@ -76,7 +79,7 @@ async def place(
         await _open_sessions(tx, only, without)
         heads = await _lock_heads(tx, only, without, sessions)
     locked = {
-        row["session_id"]: _Session(row, row["next_position"], row["active_run"], [], None)
+        row["session_id"]: _Session(row, row["next_position"], row["active_run"], row["agents_said"], [], None)
         for row in await heads.fetchall()
     }
     if not locked:
@@ -147,9 +150,9 @@ async def _open_sessions(tx: Transaction, only: UUID | None, without: Sequence[U
 
 async def _lock_heads(tx: Transaction, only: UUID | None, without: Sequence[UUID], limit: int) -> AsyncCursor[DictRow]:
     return await tx.execute(
-        """
-        select h.session_id, h.next_position, h.active_run, s.tenant, s.parent_run_id, s.root_run_id, s.depth,
-            s.depth_left, s.scope, s.model, s.max_steps, s.deadline, s.on_message, clock_timestamp() as now,
+        f"""
+        select h.session_id, h.next_position, h.active_run, h.agents_said, s.tenant, {INHERITED}, s.on_message,
+            clock_timestamp() as now,
             exists (select from chaz.pauses where kind = 'session' and name = h.session_id::text) as paused
         from chaz.heads h join chaz.sessions s on s.id = h.session_id
         where h.session_id in (
@@ -192,7 +195,7 @@ async def _rosters(tx: Transaction, locked: Mapping[UUID, _Session]) -> AsyncCur
     return await tx.execute(
         """
         select session_id, agent, lead from chaz.attachments
-        where session_id = any(%(ids)s) order by session_id, attached_at, agent
+        where session_id = any(%(ids)s) order by session_id, since
         """,
         {"ids": list(locked)},
     )
@@ -242,6 +245,9 @@ class _Work:
         if row["tenant"] != session.row["tenant"]:
             self._append(session, row, "error", f"the entry's tenant is {row['tenant']!r}, not the session's")
             return
+        # Also one that is refused: a person is there, or whoever directs the agents.
+        if row["type"] == "directive" or (row["type"], row["author"]) == ("message", "human"):
+            session.agents_said = 0
         try:
             wake = route(
                 type=row["type"],
@@ -281,14 +287,13 @@ class _Work:
             lead = not session.roster
             session.roster.append(wake.agent)
             session.lead = session.lead or (wake.agent if lead else None)
-            self._attachments.append({"session": row["session_id"], "agent": wake.agent, "lead": lead})
+            self._attachments.append({"session": row["session_id"], "agent": wake.agent, "run": row["id"]})
         options = wake.options
         run = self._run(session, row, wake.agent) | {
             "not_before": options.not_before,
             "expires": options.expires,
             "priority": options.priority,
             "budget": options.budget or Budget(),
-            "state": "pending",
         }
         agent = self._agents.get(wake.agent)
         if options.timeout is not None:
@@ -333,35 +338,8 @@ class _Work:
 
     def _run(self, session: _Session, row: dict[str, Any], agent: str) -> dict[str, Any]:
         registered = self._agents.get(agent)
-        # Only the directive that spawned a child session is its parent's; others that come in later are their own.
-        parent = row["run_id"] if row["author"] == "agent" and row["type"] == "directive" else None
-        return {
-            "id": row["id"],
-            "tenant": row["tenant"],
-            "session": row["session_id"],
-            "agent": agent,
-            "cause": "compaction" if row["type"] == "compaction_request" else row["type"],
-            "position": row["position"],
-            "parent": parent,
-            "root": session.row["root_run_id"] or row["id"],
-            "depth": session.row["depth"],
-            "depth_left": session.row["depth_left"],
-            "model": session.row["model"],
-            "max_steps": session.row["max_steps"],
-            "budget": Budget(),
-            "scope": None if session.row["scope"] is None else Jsonb(session.row["scope"]),
-            "timeout": registered["timeout"] if registered else DEFAULT_TIMEOUT,
-            "latest": session.row["deadline"],
-            "not_before": None,
-            "expires": None,
-            "priority": 0,
-            "interrupts": None,
-            "publishes": 0,
-            "result": None,
-            "reason": None,
-            "ended": False,
-            "first_wait": self._first_wait,
-        }
+        run = new_run(session.row, row, agent, timeout=registered["timeout"] if registered else None)
+        return run | {"first_wait": self._first_wait}
 
     def say(self, session: _Session, said: Said) -> None:
         """Append what a decision gives the log to say."""
@@ -402,24 +380,13 @@ class _Work:
             if self._attachments:
                 await cursor.executemany(
                     """
-                    insert into chaz.attachments (session_id, agent, lead) values (%(session)s, %(agent)s, %(lead)s)
-                    on conflict do nothing
+                    insert into chaz.roster_changes (session_id, agent, change, run_id)
+                    values (%(session)s, %(agent)s, 'attach', %(run)s)
                     """,
                     self._attachments,
                 )
             if self._runs:
-                await cursor.executemany(_INSERT_RUN, self._runs)
-                await cursor.executemany(
-                    """
-                    insert into chaz.tree_budgets (root_run_id, max_steps, max_tokens, max_cost)
-                    values (%(root)s, %(steps)s, %(tokens)s, %(cost)s) on conflict do nothing
-                    """,
-                    [
-                        {"root": run["root"], **run["budget"].model_dump()}
-                        for run in self._runs
-                        if run["root"] == run["id"]
-                    ],
-                )
+                await insert_runs(tx, self._runs)
             if self._callbacks:
                 # Told at once where there is no end to come: nobody was woken, or the run was refused.
                 goes_on = {run["id"] for run in self._runs if not run["ended"]}
@@ -444,10 +411,11 @@ class _Work:
                 )
             await cursor.executemany(
                 """
-                update chaz.heads set next_position = %(next)s, active_run = %(active)s where session_id = %(session)s
+                update chaz.heads set next_position = %(next)s, active_run = %(active)s, agents_said = %(said)s
+                where session_id = %(session)s
                 """,
                 [
-                    {"session": id, "next": s.next_position, "active": s.active_run}
+                    {"session": id, "next": s.next_position, "active": s.active_run, "said": s.agents_said}
                     for id, s in locked.items()
                     if s.changed
                 ],
@@ -460,18 +428,3 @@ class _Work:
 _BUSY = (
     "the session is busy with run {run} and refuses messages meanwhile (its on_message is reject); send it again later"
 )
-
-_INSERT_RUN = """
-    insert into chaz.runs (id, tenant, session_id, agent, state, cause, trigger_position, interrupts, priority,
-        parent_run_id, root_run_id, depth, depth_left, scope, model, max_steps, not_before, expires_at, deadline,
-        publishes, publish_after, result, reason, queued_at, ended_at)
-    values (%(id)s, %(tenant)s, %(session)s, %(agent)s, %(state)s, %(cause)s, %(position)s,
-        %(interrupts)s, %(priority)s, %(parent)s, %(root)s, %(depth)s, %(depth_left)s, %(scope)s, %(model)s,
-        %(max_steps)s, %(not_before)s, %(expires)s,
-        least(greatest(%(not_before)s::timestamptz, clock_timestamp()) + %(timeout)s, %(latest)s::timestamptz),
-        %(publishes)s,
-        case when %(publishes)s > 0 then clock_timestamp() + %(first_wait)s * interval '1 second'
-            else greatest(%(not_before)s::timestamptz, clock_timestamp()) end,
-        %(result)s, %(reason)s,
-        case when %(state)s = 'queued' then clock_timestamp() end, case when %(ended)s then clock_timestamp() end)
-"""

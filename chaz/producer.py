@@ -15,15 +15,16 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Self, Unpack
 from uuid import UUID
 
-from chaz import cancelling, deciding, pauses, requeueing, sessionlog
+from chaz import cancelling, deciding, pauses, requeueing, rosters, sessionlog
 from chaz.database import Database
 from chaz.deciding import Request
 from chaz.entries import Entry, EntryType, Place
 from chaz.errors import UnknownRequest, UnknownRun, UnknownSession
 from chaz.loops import LoopThread, loop_thread
 from chaz.result import FOLLOW_EVERY, AgentResult, AsyncAgentResult, bookmark_of, iterate
+from chaz.rosters import Attachment
 from chaz.settings import Settings
-from chaz.submitting import SendOptions, SessionOptions, Target, send_on, send_on_async, submission
+from chaz.submitting import SendOptions, SessionOptions, Target, agent_name, send_on, send_on_async, submission
 from chaz.waiter import Waits
 
 if TYPE_CHECKING:
@@ -91,8 +92,41 @@ class AsyncSession:
             approvers=wanted.get("approvers"),
             auto_approve=wanted.get("auto_approve"),
             approval_timeout=timedelta(seconds=timeout) if isinstance(timeout, int | float) else timeout,
+            burst=wanted.get("burst"),
         )
         await self._chaz.database.transact(configure)
+
+    async def attach(self, agent: str, *, lead: bool = False) -> bool:
+        """Attach an agent, or with ``lead`` make it the lead; False if it is that already. Makes a session that is new.
+
+        The first attached is the lead, which answers what is said to nobody by name. No worker need serve it yet.
+        Raises InvalidEntry, UnknownSession.
+        """
+        attach = partial(
+            rosters.attach,
+            session=self._target.name or str(self.id),
+            agent=agent_name(agent),
+            lead=lead,
+            tenant=self._chaz.settings.tenant,
+            open_session=self._target.fresh,
+        )
+        return await self._chaz.database.transact(attach)
+
+    async def detach(self, agent: str) -> bool:
+        """Detach an agent; False if it is not attached. Its runs that wait or are at work go on.
+
+        If it was the lead, the first attached of the others is. Raises InvalidEntry, UnknownSession (of an id).
+        """
+        session, tenant = self._target.name or str(self.id), self._chaz.settings.tenant
+        detach = partial(rosters.detach, session=session, agent=agent_name(agent), tenant=tenant)
+        return await self._chaz.database.transact(detach)
+
+    async def agents(self) -> list[Attachment]:
+        """Its agents, in the order in which they were attached; one of them leads. Raises UnknownSession."""
+        found = await self._chaz.database.transact(partial(rosters.roster, session_id=self.id))
+        if not found and not await sessionlog.is_known(self._chaz.database, self.id):
+            raise UnknownSession(self._target.name or str(self.id))
+        return found
 
     async def approvals(self) -> list[Request[Awaitable[UUID | None]]]:
         """What its runs, and those that they spawned, ask people and nobody has decided yet; the oldest first."""
@@ -301,6 +335,18 @@ class Session:
     def configure(self, **wanted: Unpack[SessionOptions]) -> None:
         """Say what holds for the session from now on. As :meth:`AsyncSession.configure`."""
         self._chaz.loop.run(self._inner().configure(**wanted))
+
+    def attach(self, agent: str, *, lead: bool = False) -> bool:
+        """Attach an agent, or make it the lead; False if it is that already. As :meth:`AsyncSession.attach`."""
+        return self._chaz.loop.run(self._inner().attach(agent, lead=lead))
+
+    def detach(self, agent: str) -> bool:
+        """Detach an agent; False if it is not attached. As :meth:`AsyncSession.detach`."""
+        return self._chaz.loop.run(self._inner().detach(agent))
+
+    def agents(self) -> list[Attachment]:
+        """Its agents, in the order in which they were attached; one of them leads. Raises UnknownSession."""
+        return self._chaz.loop.run(self._inner().agents())
 
     def approvals(self) -> list[Request[UUID | None]]:
         """What its runs, and those that they spawned, ask people and nobody has decided yet; the oldest first."""

@@ -52,10 +52,10 @@ async def requeue(tx: Transaction, run_id: UUID) -> UUID:
                 where r.id = %(run)s
                 returning id, session_id, agent, state, root_run_id),
             attached as (
-                insert into chaz.attachments (session_id, agent, lead)
-                select session_id, agent,
-                    not exists (select from chaz.attachments a where a.session_id = made.session_id)
-                from made on conflict do nothing),
+                insert into chaz.roster_changes (session_id, agent, change, run_id)
+                select session_id, agent, 'attach', id from made
+                where not exists (
+                    select from chaz.attachments a where a.session_id = made.session_id and a.agent = made.agent)),
             active as (
                 update chaz.heads h set active_run = made.id
                 from made where h.session_id = made.session_id and made.state = 'queued'),

@@ -102,13 +102,15 @@ async def configure(
     approvers: Sequence[str] | None = None,
     auto_approve: Sequence[str] | None = None,
     approval_timeout: timedelta | None = None,
+    burst: int | None = None,
 ) -> None:
     """Say what holds for a session from now on; None leaves a thing as it is. Raises InvalidEntry, UnknownSession."""
     await tx.execute(
         """
         select chaz.configure_session(%(session)s::text, %(on_message)s::text, tenant => %(tenant)s::text,
             open_session => %(open)s::boolean, approvers => %(approvers)s::text[],
-            auto_approve => %(auto_approve)s::text[], approval_timeout => %(approval_timeout)s::interval)
+            auto_approve => %(auto_approve)s::text[], approval_timeout => %(approval_timeout)s::interval,
+            burst => %(burst)s::bigint)
         """,
         {
             "session": session,
@@ -118,6 +120,7 @@ async def configure(
             "approvers": None if approvers is None else list(approvers),
             "auto_approve": None if auto_approve is None else list(auto_approve),
             "approval_timeout": approval_timeout,
+            "burst": burst,
         },
     )
 
@@ -184,6 +187,18 @@ async def session_row(database: Database, session_id: UUID) -> Row | None:
     """The session's row, or None where nothing was ever placed in it."""
     rows = await database.fetch("select * from chaz.sessions where id = %(id)s", {"id": session_id})
     return rows[0] if rows else None
+
+
+async def is_known(database: Database, session_id: UUID) -> bool:
+    """Whether there is such a session, or something was sent to it that is not placed yet."""
+    rows = await database.fetch(
+        """
+        select from chaz.sessions where id = %(id)s
+        union all select from chaz.entries where session_id = %(id)s and position is null limit 1
+        """,
+        {"id": session_id},
+    )
+    return bool(rows)
 
 
 async def entry(database: Database, entry_id: UUID) -> Entry | None:
@@ -279,9 +294,14 @@ _HIDDEN: LiteralString = """
         select r.retry_of from tries join chaz.runs r on r.id = tries.run
     )
     select range_agg(int8range(position, position, '[]'))::text as positions from (
-        select position from others
-        union all
-        select r.trigger_position from chaz.runs r where r.superseded_by = any(array(select run from tries))
+        select position from (
+            select position from others
+            union all
+            select r.trigger_position from chaz.runs r where r.superseded_by = any(array(select run from tries))) owed
+        -- What an agent says to another is an answer, too: without it, what that answers would seem to be open.
+        where not exists (
+            select from chaz.entries e where e.session_id = %(session)s and e.position = owed.position and e.seq = 0
+                and e.type = 'message' and e.author = 'agent')
         union all
         select unnest(%(own)s::bigint[])) hidden
     where position is not null

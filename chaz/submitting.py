@@ -65,6 +65,8 @@ class SessionOptions(TypedDict, total=False):
     """Tools that need no approval, by globs, unless they always do."""
     approval_timeout: float | timedelta
     """How long a person's word is waited for; seconds, or a ``timedelta``."""
+    burst: int
+    """How many answers of agents in a row may wake whom they mention, until a person or a directive speaks."""
 
 
 class Target:
@@ -169,6 +171,13 @@ def _not_a_connection(connection: object, wanted: str) -> ConfigurationError:
     return ConfigurationError(
         f"connection is {type(connection).__qualname__}; here it must be {wanted} of psycopg or SQLAlchemy"
     )
+
+
+def agent_name(agent: str) -> str:
+    """The name, if an agent may be attached by it. Raises InvalidEntry."""
+    if safe_text(agent, len(agent)) != agent:
+        raise InvalidEntry(f"an agent's name cannot hold NUL or lone surrogates, as {agent!r} does")
+    return agent
 
 
 def send_on(connection: object, parameters: Mapping[str, Any]) -> UUID:

@@ -192,10 +192,12 @@ async def close_late(
                 return None
             events = await close_run(tx, id, outcome, states=states)
             if events is not None and outcome.reason == "unknown-agent":
-                # Nobody ever was this agent: it must not stay the session's lead.
+                # Nobody ever was this agent: it must not stay the session's lead, unless somebody attached it by name.
                 await tx.execute(
                     """
-                    delete from chaz.attachments where agent = %(agent)s
+                    insert into chaz.roster_changes (session_id, agent, change, run_id)
+                    select session_id, agent, 'detach', %(run)s from chaz.attachments
+                    where agent = %(agent)s and by_run
                         and session_id = (select session_id from chaz.runs where id = %(run)s)
                     """,
                     {"agent": agent, "run": id},

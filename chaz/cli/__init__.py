@@ -14,7 +14,20 @@ import traceback
 from collections.abc import Sequence
 
 from chaz import __version__
-from chaz.cli import deciding, demo, looking, operating, pausing, processes, schema, sending, sessions, tree, up
+from chaz.cli import (
+    attaching,
+    deciding,
+    demo,
+    looking,
+    operating,
+    pausing,
+    processes,
+    schema,
+    sending,
+    sessions,
+    tree,
+    up,
+)
 from chaz.errors import ChazError
 
 
@@ -38,7 +51,7 @@ def parser() -> argparse.ArgumentParser:
     # What brings its own database takes none.
     for module in (demo, up):
         module.add_commands(commands, local)
-    for module in (sending, sessions, looking, tree, deciding, pausing, processes, schema, operating):
+    for module in (sending, sessions, attaching, looking, tree, deciding, pausing, processes, schema, operating):
         module.add_commands(commands, common)
     return top
 

@@ -48,6 +48,9 @@ def add_commands(commands: Commands, common: argparse.ArgumentParser) -> None:
     )
     session.add_argument("--auto-approve", metavar="TOOLS", help="tools that need no approval: globs, by commas")
     session.add_argument("--approval-timeout", type=float, metavar="SECONDS", help="how long a word is waited for")
+    session.add_argument(
+        "--burst", type=int, metavar="N", help="so many answers of agents in a row may wake other agents by a mention"
+    )
     session.add_argument("--json", action="store_true", help="print JSON")
     session.set_defaults(refuse=session.error)
 
@@ -66,6 +69,8 @@ def run_session(options: argparse.Namespace) -> int:
             wanted["auto_approve"] = names_of(options.auto_approve)
         if options.approval_timeout is not None:
             wanted["approval_timeout"] = options.approval_timeout
+        if options.burst is not None:
+            wanted["burst"] = options.burst
         if not wanted:
             options.refuse("say what is to hold for the session, such as --on-message")
         session.configure(**wanted)

@@ -5,7 +5,8 @@
 --                    workers add placed rows under the session's head; audit consumers add tool_call and tool_result.
 --   sessions       one row per session, made when its first entry is placed (or with a child, by its parent's run).
 --   heads          one row per session: the next position and the active run. Who holds its lock may append.
---   attachments    the agents of a session; the first attached is the lead.
+--   roster_changes who was attached to a session, made its lead, or detached. Only ever added to, so that nobody waits.
+--   attachments    a view: the agents of a session, by these.
 --   agents         what workers said they serve: name, queue, version, when.
 --   pauses         agents, sessions, or everything, of which nothing new starts till they are resumed.
 --   runs           one agent's work on one trigger.        listener: pending, queued      worker: running, parked, final
@@ -227,9 +228,11 @@ create table chaz.sessions (
     approvers        text[],   -- names or globs; none: whatever needs a word is denied
     auto_approve     text[],   -- tools, by globs
     approval_timeout interval,
+    burst         integer,     -- so many messages of agents in a row may wake others; null: as the deployment says
     created_at    timestamptz not null default clock_timestamp(),
     constraint sessions_name unique (tenant, name),
-    constraint sessions_on_message check (on_message in ('coalesce', 'each', 'reject', 'interrupt', 'steer'))
+    constraint sessions_on_message check (on_message in ('coalesce', 'each', 'reject', 'interrupt', 'steer')),
+    constraint sessions_burst check (burst >= 0)
 );
 
 create index sessions_tree on chaz.sessions (root_run_id) where root_run_id is not null;
@@ -239,16 +242,36 @@ create index sessions_children on chaz.sessions (parent_run_id) where parent_run
 create table chaz.heads (
     session_id    uuid   not null constraint heads_pkey primary key,
     next_position bigint not null default 1,
-    active_run    uuid
+    active_run    uuid,
+    agents_said   integer not null default 0  -- answers of agents since the last message of a person, or directive
 ) with (fillfactor = 70);
 
-create table chaz.attachments (
-    session_id  uuid        not null,
-    agent       text        not null,
-    lead        boolean     not null default false,
-    attached_at timestamptz not null default clock_timestamp(),
-    constraint attachments_pkey primary key (session_id, agent)
+-- No row is ever changed and none is unique: a listener that attaches an agent waits for no transaction that does the same.
+create table chaz.roster_changes (
+    id         bigint      not null generated always as identity constraint roster_changes_pkey primary key,
+    session_id uuid        not null,
+    agent      text        not null,
+    change     text        not null,
+    run_id     uuid,       -- the run that made it necessary; null: somebody asked for it
+    changed_at timestamptz not null default clock_timestamp(),
+    constraint roster_changes_agent check (length(agent) between 1 and 200),
+    constraint roster_changes_change check (change in ('attach', 'lead', 'detach'))
 );
+create index roster_changes_of_session on chaz.roster_changes (session_id, id);
+
+-- The lead is who was made it last, if that one is still attached; else the first attached. `since` is the order.
+create view chaz.attachments as
+select session_id, agent, since, attached_at, by_run,
+    row_number() over (partition by session_id order by (led is not distinct from newest_lead) desc, since) = 1 as lead
+from (
+    select session_id, agent, newest_lead, min(id) as since, min(changed_at) as attached_at,
+        max(id) filter (where change = 'lead') as led, bool_and(run_id is not null) as by_run
+    from (
+        select c.*, max(id) filter (where change = 'lead') over (partition by session_id) as newest_lead,
+            max(id) filter (where change = 'detach') over (partition by session_id, agent) as detached
+        from chaz.roster_changes c) c
+    where change <> 'detach' and (detached is null or id > detached)
+    group by session_id, agent, newest_lead) attached;
 
 create table chaz.agents (
     name           text        not null constraint agents_pkey primary key,
@@ -691,14 +714,15 @@ create function chaz.configure_session(
     open_session     boolean  default false,
     approvers        text[]   default null,
     auto_approve     text[]   default null,
-    approval_timeout interval default null
+    approval_timeout interval default null,
+    burst            bigint   default null
 ) returns uuid
 language plpgsql
 as $$
 -- Say what a message does that comes while the session is busy, who may approve its agents' calls (names or globs; an
--- empty array: nobody), which tools need no approval, and how long one is waited for. Null leaves a thing as it is. Holds
--- for what is placed or asked from its commit on. It locks the session's row only, and makes it if need be: a name
--- makes its session, a uuid with `open_session`.
+-- empty array: nobody), which tools need no approval, how long one is waited for, and how many messages of agents in a
+-- row may wake other agents. Null leaves a thing as it is. Holds for what is placed, asked or answered from its commit
+-- on. It locks the session's row only, and makes it if need be: a name makes its session, a uuid with `open_session`.
 #variable_conflict use_variable
 declare
     session_id uuid;
@@ -715,6 +739,8 @@ begin
             where name is null or length(name) not between 1 and 200) then
         raise exception 'approvers and auto_approve are names or globs of 1 to 200 characters, not %',
             approvers || auto_approve using errcode = 'CZ001';
+    elsif burst not between 0 and 2147483647 then
+        raise exception 'a burst is a number of messages from 0 to 2147483647, not %', burst using errcode = 'CZ001';
     end if;
     if session ~* '^[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}$' then
         session_id := session::uuid;
@@ -727,17 +753,89 @@ begin
     end if;
     -- Placing, which would wait for a row that is being made, leaves the session to a later round meanwhile.
     perform pg_advisory_xact_lock(chaz.opening_key(session_id));
-    insert into chaz.sessions as s (id, tenant, name, on_message, approvers, auto_approve, approval_timeout)
-    values (session_id, tenant, session, coalesce(on_message, 'coalesce'), approvers, auto_approve, approval_timeout)
+    insert into chaz.sessions as s (id, tenant, name, on_message, approvers, auto_approve, approval_timeout, burst)
+    values (session_id, tenant, session, coalesce(on_message, 'coalesce'), approvers, auto_approve, approval_timeout,
+        burst)
     on conflict (id) do update set
         on_message = coalesce(on_message, s.on_message), approvers = coalesce(approvers, s.approvers),
         auto_approve = coalesce(auto_approve, s.auto_approve),
-        approval_timeout = coalesce(approval_timeout, s.approval_timeout)
+        approval_timeout = coalesce(approval_timeout, s.approval_timeout), burst = coalesce(burst, s.burst)
     where s.tenant = excluded.tenant;
     if not found then
         raise exception 'no session %', session_id using errcode = 'CZ003', detail = session_id::text;
     end if;
     return session_id;
+end
+$$;
+
+
+create function chaz.attach(
+    session      text,
+    agent        text,
+    lead         boolean default false,
+    tenant       text    default '',
+    open_session boolean default false
+) returns boolean
+language plpgsql
+as $$
+-- Attach an agent to the session, or make it the lead; false if it is that already. The first attached is the lead.
+-- Any name will do: its worker may come later. One INSERT, which waits for nobody, but where the session is new: a name
+-- makes its session, a uuid with `open_session`.
+#variable_conflict use_variable
+declare
+    session_id uuid;
+begin
+    if session is null or length(session) not between 1 and 200 then
+        raise exception 'a session''s name has 1 to 200 characters, not %', coalesce(length(session), 0) using errcode = 'CZ001';
+    elsif agent is null or length(agent) not between 1 and 200 then
+        raise exception 'an agent''s name has 1 to 200 characters, not %', coalesce(length(agent), 0) using errcode = 'CZ001';
+    elsif lead is null then
+        raise exception 'lead is true or false, not null' using errcode = 'CZ001';
+    end if;
+    if session ~* '^[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}$' then
+        session_id := session::uuid;
+    else
+        session_id := chaz.session_id(session, tenant);
+    end if;
+    if not exists (select from chaz.sessions s where s.id = session_id and s.tenant = tenant) then
+        perform chaz.configure_session(session, tenant => tenant, open_session => open_session);
+    end if;
+    insert into chaz.roster_changes (session_id, agent, change)
+    select session_id, agent, case when lead then 'lead' else 'attach' end
+    where not exists (
+        select from chaz.attachments a where a.session_id = session_id and a.agent = agent and (a.lead or not lead));
+    return found;
+end
+$$;
+
+
+create function chaz.detach(session text, agent text, tenant text default '') returns boolean
+language plpgsql
+as $$
+-- Detach an agent from the session; false if it is not attached. Its runs that wait or are at work go on. If it was the
+-- lead, the first attached of the others is. One INSERT, which waits for nobody. A name that no session has is no error;
+-- a uuid has to exist.
+#variable_conflict use_variable
+declare
+    session_id uuid;
+begin
+    if session is null or length(session) not between 1 and 200 then
+        raise exception 'a session''s name has 1 to 200 characters, not %', coalesce(length(session), 0) using errcode = 'CZ001';
+    elsif agent is null or length(agent) not between 1 and 200 then
+        raise exception 'an agent''s name has 1 to 200 characters, not %', coalesce(length(agent), 0) using errcode = 'CZ001';
+    end if;
+    if session ~* '^[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}$' then
+        session_id := session::uuid;
+        if not exists (select from chaz.sessions s where s.id = session_id and s.tenant = tenant) then
+            raise exception 'no session %', session using errcode = 'CZ003', detail = session;
+        end if;
+    else
+        session_id := chaz.session_id(session, tenant);
+    end if;
+    insert into chaz.roster_changes (session_id, agent, change)
+    select session_id, agent, 'detach'
+    where exists (select from chaz.attachments a where a.session_id = session_id and a.agent = agent);
+    return found;
 end
 $$;
 

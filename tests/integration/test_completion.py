@@ -82,7 +82,8 @@ async def test_an_answer_that_fails_halfway_leaves_nothing(stations: Stations) -
 async def test_a_blank_answer_writes_no_message(stations: Stations, blank: str) -> None:
     claim = await stations.claimed("s")
     await stations.end(claim, blank)
-    assert (await stations.run(claim.run_id))["result"] == blank
+    run = await stations.run(claim.run_id)
+    assert (run["state"], run["result"]) == ("succeeded", "")
     assert [entry.type for entry in await stations.log("s")] == ["directive", "ack"]
 
 

@@ -300,7 +300,7 @@ async def test_only_what_failed_or_was_cancelled(stations: Stations) -> None:
 async def test_an_agent_that_nobody_served_is_attached_again(stations: Stations) -> None:
     run = await stations.send("s", recipient="newcomer")
     await stations.place()
-    await stations.fetch("delete from chaz.attachments returning 1")
+    await stations.fetch("select chaz.detach('s', 'newcomer')")
     await stations.close(run, "queued")
 
     await stations.register("newcomer")

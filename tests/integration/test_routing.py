@@ -80,7 +80,7 @@ async def test_a_message_to_nobody_is_noted_and_its_handle_is_ready(stations: St
     assert handle.get(timeout=5) is None
 
 
-async def test_an_agents_message_wakes_nobody(stations: Stations, database: ScratchDatabase) -> None:
+async def test_an_agent_that_mentions_itself_wakes_nobody(stations: Stations, database: ScratchDatabase) -> None:
     claim = await stations.claimed("s")
     await stations.end(claim, "@solo go on!")
     await stations.place()

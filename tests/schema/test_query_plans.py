@@ -42,7 +42,18 @@ from tests.fixtures.stations import Stations, a_call
 pytestmark = [pytest.mark.anyio, both_servers]
 
 T = TypeVar("T")
-WATCHED = {"approvals", "entries", "runs", "waits", "calls", "steps", "workers", "cancellations", "callbacks"}
+WATCHED = {
+    "approvals",
+    "entries",
+    "runs",
+    "waits",
+    "calls",
+    "steps",
+    "workers",
+    "cancellations",
+    "callbacks",
+    "roster_changes",
+}
 TINY: set[str] = {"workers"}
 """Tables that hold a few rows for ever."""
 PARTIAL = {
@@ -139,6 +150,13 @@ async def history(stations: Stations) -> None:
         insert into chaz.runs (id, session_id, agent, state, cause, root_run_id, deadline, ended_at, started_at)
         select gen_random_uuid(), id, 'solo', 'succeeded', 'directive', gen_random_uuid(), now(), now(), now()
         from s, generate_series(1, 20)
+        """
+    )
+    stations.scratch.query(
+        """
+        insert into chaz.roster_changes (session_id, agent, change)
+        select id, 'agent ' || n, case when n < 5 then 'attach' else 'lead' end
+        from chaz.sessions, generate_series(1, 5) n
         """
     )
     stations.scratch.query(
@@ -278,8 +296,9 @@ async def test_claiming_reading_and_ending(explaining: ExplainingDatabase, stati
         await database.transact(
             lambda tx: sessionlog.context_entries(tx, session_id=claim.session_id, run_id=run, read_to=claim.read_to)
         )
-        await database.transact(lambda tx: end_run(tx, claim, RunOutcome(state="succeeded", text="done")))
+        await database.transact(lambda tx: end_run(tx, claim, RunOutcome(state="succeeded", text="done, @child")))
 
+    stations.scratch.query("select chaz.attach(session_id::text, 'child') from chaz.runs where id = %(run)s", run=run)
     plans = await explaining.plans_of(claim_read_and_end)
     assert "runs_pending" in plans
     assert "entries_said" in plans
