@@ -17,6 +17,7 @@ from pydantic_core import PydanticCustomError, from_json
 from chaz.asking import Approving
 from chaz.entries import SecretsPolicy
 from chaz.errors import ConfigurationError
+from chaz.routing import BURST
 
 # libpq takes several, separated by commas.
 _HOST = re.compile(r"(\[[0-9A-Fa-f:.%\w]+\]|[^\[\]:]*)(:\d{0,5})?")
@@ -39,6 +40,8 @@ class Settings(BaseModel):
     """The modules that define agents and tools, separated by commas."""
     default_agent: str = ""
     """Who answers a message in a session that has no agent."""
+    burst: int = Field(default=BURST, ge=0, lt=2**31)
+    """How many answers of agents in a row may wake other agents, in sessions that do not say."""
     tool_policies: dict[str, dict[str, Any]] = {}
     """How tools may be called, as JSON: policies that change those of tools and agents, by tools' names or globs."""
     tenant: str = ""

@@ -18,7 +18,7 @@ from uuid import UUID, uuid4
 import psycopg
 from psycopg.rows import DictRow
 
-from chaz import compactions, journal, runs, sessionlog, steering, workers
+from chaz import compactions, journal, rosters, runs, sessionlog, steering, workers
 from chaz.aborting import AbortEar
 from chaz.audit.publisher import AuditPublisher
 from chaz.database import CONNECT_TIMEOUT, Database, Transaction, connect_blocking
@@ -35,6 +35,7 @@ from chaz.runtime.context import Conversation, conversation_of, spoken
 from chaz.runtime.egress import Egress
 from chaz.runtime.models import ChatModel, UserMessage, resolve_model
 from chaz.runtime.ownsecrets import own_secrets
+from chaz.runtime.roommates import room_note
 from chaz.runtime.running import Answered, CameTo, Failed, GivenBack, Parked, Record, RunContext
 from chaz.runtime.threads import ToolThreads
 from chaz.runtime.tokens import BYTES_OF_A_TOKEN, counter
@@ -339,7 +340,8 @@ class WorkerProcess:
         full_from = None
         if agent.compact_at is not None:
             full_from = await asyncio.to_thread(agent.full_from, claim.model or agent.model)
-        end = partial(compactions.end_run, claim=claim, outcome=outcome, full_from=full_from)
+        burst = self._settings.burst
+        end = partial(compactions.end_run, claim=claim, outcome=outcome, full_from=full_from, burst=burst)
         # What a commit in doubt had to tell is told again from the journal.
         self._audit.tell(await self._finish(claim, end, gave=[]))
         logger.info("ended run=%s %s %s", claim.run_id, outcome.state, outcome.reason)
@@ -433,7 +435,7 @@ class WorkerProcess:
 
         async def read(
             tx: Transaction,
-        ) -> tuple[Conversation, list[journal.StoredStep], list[journal.StoredCall], list[Entry]]:
+        ) -> tuple[Conversation, list[journal.StoredStep], list[journal.StoredCall], list[Entry], str]:
             steps, calls = await journal.load(tx, claim.run_id) if replay else ([], [])
             # Up to where its first step had read; what it heard later joins before the step that first saw it.
             read_to = steps[0].read_to if steps else claim.read_to
@@ -445,9 +447,12 @@ class WorkerProcess:
                 room=room * BYTES_OF_A_TOKEN,
             )
             later = await steering.heard(tx, claim.run_id, claim.session_id, after=read_to) if steps else []
-            return conversation_of(agent.name, conversation, triggers), steps, calls, later
+            attached = await rosters.roster(tx, claim.session_id)
+            lead = next((attachment.agent for attachment in attached if attachment.lead), None)
+            note = room_note(agent.name, [attachment.agent for attachment in attached], lead)
+            return conversation_of(agent.name, conversation, triggers), steps, calls, later, note
 
-        conversation, steps, calls, later = await surely(self._database, claim.run_id, read)
+        conversation, steps, calls, later, note = await surely(self._database, claim.run_id, read)
         heard = steering.by_step(later, [stored.read_to for stored in steps])
         # What the rows say can take away from what the agent's definition gives, and add nothing to it.
         return RunContext(
@@ -460,6 +465,7 @@ class WorkerProcess:
             threads=self._threads,
             conversation=conversation,
             room=room,
+            room_note=note,
             max_steps=min(claim.max_steps or agent.max_steps, agent.max_steps),
             depth_left=agent.max_depth if claim.depth_left is None else min(claim.depth_left, agent.max_depth),
             scope=claim.scope or (),

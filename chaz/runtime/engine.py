@@ -100,11 +100,11 @@ def _result(context: RunContext, step: int, ordinal: int, call: ToolCall, outcom
 
 
 def _system(context: RunContext) -> str:
-    """The agent's instructions; where it has tools, with the rule for what they give."""
+    """The agent's instructions; with the rule for what its tools give, and what there is to know of other agents."""
     if context.system is not None:
         return context.system
-    instructions = context.agent.instructions
-    return f"{instructions}\n\n{DATA_RULE}" if context.agent.tool_names else instructions
+    parts = [context.agent.instructions, DATA_RULE if context.agent.tool_names else "", context.room_note]
+    return "\n\n".join([parts[0], *filter(None, parts[1:])])
 
 
 def _tools(context: RunContext) -> list[ToolSchema]:

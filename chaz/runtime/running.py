@@ -160,6 +160,8 @@ class RunContext:
     """Which of its agent's tools it may use."""
     system: str | None = None
     """What its model is told in place of its agent's instructions; then it is shown no tools at all."""
+    room_note: str = ""
+    """What its model is told of the session's other agents; empty where there are none."""
     limited: bool = False
     """Whether its tree has a budget, so that each turn is reserved first."""
     steps: dict[int, Turn] = field(default_factory=dict[int, Turn])

@@ -22,6 +22,7 @@ URL = "postgresql://ada:hunter2@db.example:5433/app"
         ("CHAZ_BROKER_PREFIX", "team-1.test_2", "broker_prefix", "team-1.test_2"),
         ("CHAZ_AGENTS", "shop.agents, shop.more", "agents", "shop.agents, shop.more"),
         ("CHAZ_DEFAULT_AGENT", "helper", "default_agent", "helper"),
+        ("CHAZ_BURST", "0", "burst", 0),
         ("CHAZ_SECRETS", "block", "secrets", "block"),
         ("CHAZ_TENANT", "acme", "tenant", "acme"),
         ("CHAZ_TOOL_POLICIES", '{"a.*": {"retries": 1}}', "tool_policies", {"a.*": {"retries": 1}}),

@@ -317,6 +317,16 @@ def test_the_model_is_asked_as_the_agent_says(make: Make) -> None:
     ]
 
 
+def test_other_agents_come_last_in_what_the_model_is_told(make: Make) -> None:
+    model = Playing(DONE, DONE)
+    run(make(agent(double), model, Recorder(), room_note="You share this."))
+    run(make(agent(), model, Recorder(), room_note="You share this."))
+    assert [asked.system for asked in model.asked] == [
+        f"Lead.\n\n{DATA_RULE}\n\nYou share this.",
+        "Lead.\n\nYou share this.",
+    ]
+
+
 def test_results_go_back_in_the_order_of_the_calls(make: Make) -> None:
     journal = Recorder()
     first = asks(("double", {"n": 2}), ("double", {"n": 3}))
