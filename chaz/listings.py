@@ -128,6 +128,11 @@ async def list_sessions(database: Database, wanted: SessionFilter) -> list[dict[
     )
 
 
+async def served_agents(database: Database) -> list[str]:
+    """The names of the agents that a worker has ever said it serves."""
+    return [row["name"] for row in await database.fetch("select name from chaz.agents order by name")]
+
+
 async def tree_of(database: Database, run_id: UUID) -> list[dict[str, Any]]:
     """The runs of a run's tree, parents first, and ``calls``: how many calls of which tools are open in each.
 

@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from chaz import __version__
 from chaz.cli import (
     attaching,
+    chat,
     deciding,
     demo,
     looking,
@@ -51,7 +52,7 @@ def parser() -> argparse.ArgumentParser:
     # What brings its own database takes none.
     for module in (demo, up):
         module.add_commands(commands, local)
-    for module in (sending, sessions, attaching, looking, tree, deciding, pausing, processes, schema, operating):
+    for module in (sending, chat, sessions, attaching, looking, tree, deciding, pausing, processes, schema, operating):
         module.add_commands(commands, common)
     return top
 
