@@ -32,6 +32,7 @@ from chaz.errors import (
     UnknownSession,
     WaitTimeout,
 )
+from chaz.outcomes import Spent
 from chaz.producer import AsyncChaz, AsyncSession, Chaz, Session
 from chaz.result import AgentResult, AsyncAgentResult, as_completed
 from chaz.rosters import Attachment
@@ -61,6 +62,7 @@ __all__ = [
     "RunCancelled",
     "RunFailed",
     "Session",
+    "Spent",
     "UnknownAgent",
     "UnknownRequest",
     "UnknownRun",

@@ -12,6 +12,7 @@ from uuid import UUID
 
 from chaz.database import Row, Transaction
 from chaz.entries import Budget
+from chaz.errors import UnknownPrice
 from chaz.outcomes import Room
 
 LIMITED: LiteralString = """
@@ -33,10 +34,13 @@ async def limit(tx: Transaction, root_run_id: UUID, budget: Budget) -> None:
     )
 
 
-async def reserve(tx: Transaction, run_id: UUID, root_run_id: UUID, *, step: int, tokens: int, cost: Decimal) -> Room:
+async def reserve(
+    tx: Transaction, run_id: UUID, root_run_id: UUID, *, step: int, tokens: int, cost: Decimal | None, model: str
+) -> Room:
     """Hold a step, and as many tokens and as much cost as it is thought to take, or as is left. The run is locked.
 
-    A step is let in while something is left, so that only a tree's last one may use more than there was.
+    A step is let in while something is left, so that only a tree's last one may use more than there was. Raises
+    UnknownPrice where the tree's cost is limited and that of ``model`` is not known (None).
     """
     await release(tx, run_id)
     cursor = await tx.execute(
@@ -45,6 +49,10 @@ async def reserve(tx: Transaction, run_id: UUID, root_run_id: UUID, *, step: int
     tree = await cursor.fetchone()
     if tree is None:
         return "free"
+    if cost is None:
+        if tree["max_cost"] is not None:
+            raise UnknownPrice(model, "its tree of runs")
+        cost = Decimal(0)
     left = {kind: _left(tree, kind) for kind in ("steps", "tokens", "cost")}
     if any(each is not None and each <= 0 for each in left.values()):
         return "none" if used_up(tree) else "held"

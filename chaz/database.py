@@ -16,7 +16,7 @@ from uuid import UUID
 from weakref import WeakKeyDictionary
 
 import psycopg
-from psycopg import AsyncConnection, IsolationLevel, errors, sql
+from psycopg import AsyncConnection, AsyncCursor, IsolationLevel, errors, sql
 from psycopg.abc import PQGen
 from psycopg.rows import DictRow, dict_row
 from psycopg_pool import AsyncConnectionPool, PoolClosed, PoolTimeout
@@ -38,6 +38,7 @@ from chaz.settings import without_secrets
 T = TypeVar("T")
 V = TypeVar("V")
 Transaction = AsyncConnection[DictRow]
+Cursor = AsyncCursor[DictRow]
 Row = Mapping[str, Any]
 
 OLDEST_SERVER = 14

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, cast
 from uuid import uuid4
 
-from chaz import pauses
+from chaz import limits, pauses
 from chaz.broker import (
     DAY,
     audit_queue,
@@ -226,6 +226,18 @@ async def paused(database: Database, _: Settings) -> Finding:
     return Finding("paused", "warn", f"{', '.join(found)}; `chaz resume` lets it go on")
 
 
+async def limited(database: Database, _: Settings) -> Finding:
+    """Whose limits are reached, so that no model is asked for it."""
+    found = [
+        f"{limits.named(limit)} till {limit['ends_at'].astimezone():%Y-%m-%d %H:%M:%S}"
+        for limit in await limits.limits(database)
+        if limit["reached"]
+    ]
+    if not found:
+        return Finding("limits", "ok", "none is reached")
+    return Finding("limits", "warn", f"reached: {', '.join(found)}; runs fail, and `chaz limits` says what was used")
+
+
 async def inbox(database: Database, settings: Settings) -> Finding:
     """The age of the oldest entry that nobody has placed."""
     (row,) = await database.fetch(
@@ -361,6 +373,7 @@ LOOKS: tuple[Look, ...] = (
     agents,
     isolation,
     paused,
+    limited,
     inbox,
     queued,
     leases,

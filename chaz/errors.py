@@ -14,7 +14,9 @@
     ├── Conflict                    an id or idempotency key was used for another entry
     ├── UnknownSession, UnknownAgent, UnknownRun, UnknownRequest
     ├── NotPermitted                the database's role may not do this
-    ├── InvalidPause                what is to be paused or resumed is named wrongly
+    ├── InvalidSubject              what is to be paused, resumed or limited is named wrongly
+    ├── InvalidLimit                a limit limits nothing, or is less than nothing
+    ├── InvalidQuery                usage is asked for by what it is not kept by
     ├── NotRequeueable              a run that is to be run anew has neither failed nor been cancelled
     │   ├── AlreadyRequeued         ... or has been, and goes on as another
     │   └── RequeueRefused          ... or could only fail again
@@ -23,6 +25,8 @@
     │   └── RunCancelled
     ├── WaitTimeout                 (also a TimeoutError) a wait ended before the run did
     ├── WaitInsideRun               a blocking wait in a tool
+    ├── LimitReached                an agent, a session or the deployment has used what it may in a period
+    ├── UnknownPrice                a cost is limited, and the model's price is not known
     ├── StaleAttempt                a worker writes for a run that it no longer owns
     └── ModelError                  a model gave no usable turn
         └── ModelUnavailable        ... but may if asked again
@@ -33,6 +37,7 @@ pool's child; one whose ``args`` cannot rebuild it kills the worker, https://git
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import ClassVar
 
 
@@ -142,10 +147,24 @@ class NotPermitted(ChazError):
     exit_code = 77  # EX_NOPERM
 
 
-class InvalidPause(ChazError):
-    """What is to be paused or resumed is no such thing. Args: what was given."""
+class InvalidSubject(ChazError):
+    """What is to be paused, resumed or limited is no such thing. Args: what was given."""
 
-    message = "there is nothing like {0!r} to pause or resume; write agent:NAME, session:NAME (or its id), or all"
+    message = (
+        "there is nothing like {0!r} to pause, resume or limit; write agent:NAME, session:NAME (or its id), or all"
+    )
+    exit_code = 65
+
+
+class InvalidLimit(ChazError):
+    """A limit cannot be. Args: what is wrong, with the value."""
+
+    exit_code = 65
+
+
+class InvalidQuery(ChazError):
+    """Usage cannot be told so. Args: what is wrong, with the value."""
+
     exit_code = 65
 
 
@@ -211,14 +230,38 @@ class StaleAttempt(ChazError):
     message = "attempt {1} of run {0} is over: another attempt or an end has replaced it"
 
 
+class LimitReached(ChazError):
+    """No model is asked before the period is over. Args: whose limit, what was used of what, when the period ends."""
+
+    message = "the limit of {0} is reached: {1}; the period ends at {2}"
+
+
+class UnknownPrice(ChazError):
+    """A cost is limited, and cannot be counted. Args: the model's name, what has the limit."""
+
+    message = "the cost of {1} is limited, and the price of model {0} is not known; give its agent prices=…"
+
+
 class ModelError(ChazError):
-    """A model gave no usable turn, and asking again would not help. Args: the model's name, the reason."""
+    """A model gave no usable turn, and asking again would not help. Args: the model's name, the reason.
+
+    And, of a turn that was given and is refused, a mapping of the tokens that it took (the fields of
+    :class:`~chaz.outcomes.Usage`): it is paid for.
+    """
 
     message = "model {0}: {1}"
 
+    @property
+    def usage(self) -> Mapping[str, int] | None:
+        """The tokens of the turn that is refused; None where the model gave none, or did not say."""
+        return self.args[2] if len(self.args) > 2 else None
+
 
 class ModelUnavailable(ModelError):
-    """A model may answer if asked again. Args: name, reason, seconds to wait as the provider said, or None."""
+    """A model may answer if asked again. Args: name, reason, seconds to wait as the provider said, or None.
+
+    And the tokens of a turn that was given and is refused, as :class:`ModelError` has them.
+    """
 
     message = "model {0} is not available: {1}"
 
@@ -226,3 +269,8 @@ class ModelUnavailable(ModelError):
     def retry_after(self) -> float | None:
         """Seconds that the provider asked to wait (its Retry-After header), or None."""
         return self.args[2]
+
+    @property
+    def usage(self) -> Mapping[str, int] | None:
+        """The tokens of the turn that is refused; None where the model gave none, or did not say."""
+        return self.args[3] if len(self.args) > 3 else None

@@ -13,9 +13,8 @@ from decimal import Decimal
 from typing import Any, LiteralString
 from uuid import UUID
 
-from psycopg.types.json import Jsonb
-
-from chaz import budgets
+from chaz import budgets, limits
+from chaz import usage as accounts
 from chaz.database import Row, Transaction
 from chaz.deliveries import AuditEvent, event_body
 from chaz.entries import Budget, safe_text
@@ -23,7 +22,6 @@ from chaz.outcomes import MAX_RESULT, CallOutcome, Room, ToolCall, Turn, Usage
 from chaz.runs import Claim, fence
 
 MAX_NAME = 200
-FREE = Decimal(0)
 
 
 @dataclass(frozen=True)
@@ -103,50 +101,56 @@ async def store_step(
     step: int,
     turn: Turn,
     version: str,
-    usage: Usage,
-    cost: Decimal = FREE,
+    model: str,
+    cost: Decimal | None,
     seen: int | None = None,
 ) -> bool:
-    """Store the model's turn, before any of its calls runs, and settle what was reserved for it. True.
+    """Store the model's turn, before any of its calls runs, book what it used, and settle what was reserved for it.
 
-    ``usage`` is the run's, this turn included; ``cost`` is that of the turn. ``seen`` is the last position that the
-    model had seen; None: all that the run has read.
+    ``model`` is its name as agents write it; ``cost`` is None where its price is not known. ``seen`` is the last
+    position that the model had seen; None: all that the run has read. Returns whether the run's next turn has to be
+    reserved.
     """
     await fence(tx, claim)
     # ASCII escapes, so that whatever a model wrote (NUL, lone surrogates) is kept as it came.
     text = json.dumps(turn.model_dump(mode="json"), ensure_ascii=True)
-    await tx.execute(
-        """
-        with stored as (
-            insert into chaz.steps (run_id, step, attempt, version, read_to, turn)
-            select id, %(step)s, %(attempt)s, %(version)s, coalesce(%(seen)s::bigint, read_to), %(turn)s::json
-            from chaz.runs where id = %(run)s),
-        held as (
-            select reserved_step, reserved_tokens, reserved_cost from chaz.runs where id = %(run)s),
-        counted as (
-            update chaz.runs set steps = %(step)s + 1, crashes = 0, suspect = false, usage = %(usage)s,
-                cost = cost + %(cost)s, reserved_step = null, reserved_tokens = 0, reserved_cost = 0
-            where id = %(run)s)
-        update chaz.tree_budgets b set steps = b.steps + 1, tokens = b.tokens + %(tokens)s, cost = b.cost + %(cost)s,
-            reserved_steps = b.reserved_steps - (held.reserved_step is not null)::int,
-            reserved_tokens = b.reserved_tokens - held.reserved_tokens,
-            reserved_cost = b.reserved_cost - held.reserved_cost
-        from held where root_run_id = %(root)s
-        """,
-        {
-            "run": claim.run_id,
-            "step": step,
-            "attempt": claim.attempt,
-            "version": version,
-            "seen": seen,
-            "turn": text,
-            "usage": Jsonb(usage.model_dump()),
-            "tokens": turn.usage.prompt + turn.usage.completion,
-            "cost": cost,
-            "root": claim.root_run_id,
-        },
-    )
-    return True
+    async with tx.pipeline():
+        await tx.execute(
+            """
+            with stored as (
+                insert into chaz.steps (run_id, step, attempt, version, read_to, turn)
+                select id, %(step)s, %(attempt)s, %(version)s, coalesce(%(seen)s::bigint, read_to), %(turn)s::json
+                from chaz.runs where id = %(run)s),
+            held as (
+                select reserved_step, reserved_tokens, reserved_cost from chaz.runs where id = %(run)s),
+            counted as (
+                update chaz.runs set steps = %(step)s + 1, crashes = 0, suspect = false,
+                    reserved_step = null, reserved_tokens = 0, reserved_cost = 0
+                where id = %(run)s)
+            update chaz.tree_budgets b set steps = b.steps + 1, tokens = b.tokens + %(tokens)s,
+                cost = b.cost + %(cost)s,
+                reserved_steps = b.reserved_steps - (held.reserved_step is not null)::int,
+                reserved_tokens = b.reserved_tokens - held.reserved_tokens,
+                reserved_cost = b.reserved_cost - held.reserved_cost
+            from held where root_run_id = %(root)s
+            """,
+            {
+                "run": claim.run_id,
+                "step": step,
+                "attempt": claim.attempt,
+                "version": version,
+                "seen": seen,
+                "turn": text,
+                "tokens": turn.usage.prompt + turn.usage.completion,
+                "cost": cost or 0,
+                "root": claim.root_run_id,
+            },
+        )
+        await accounts.book(
+            tx, claim.run_id, claim.attempt, step=step, number=0, model=model, usage=turn.usage, cost=cost
+        )
+        counted = await limits.count(tx, claim.run_id, turn.usage, cost)
+    return claim.limited or counted.rowcount > 0
 
 
 async def has_step(tx: Transaction, claim: Claim, *, step: int) -> bool | None:
@@ -159,12 +163,46 @@ async def has_step(tx: Transaction, claim: Claim, *, step: int) -> bool | None:
     return True if await cursor.fetchone() is not None else None
 
 
-async def reserve(tx: Transaction, claim: Claim, *, step: int, tokens: int, cost: Decimal, budget: Budget) -> Room:
-    """Hold what a step is thought to take of the tree's budget; ``budget`` is the agent's own, for a tree's root."""
+async def book_refused(
+    tx: Transaction, claim: Claim, *, step: int, number: int, usage: Usage, model: str, cost: Decimal | None
+) -> bool:
+    """Book what a turn used that the model gave in this attempt, at try ``number`` from 1, and is refused. True."""
     await fence(tx, claim)
+    async with tx.pipeline():
+        await tx.execute(
+            """
+            update chaz.tree_budgets set tokens = tokens + %(tokens)s, cost = cost + %(cost)s
+            where root_run_id = %(root)s
+            """,
+            {"tokens": usage.prompt + usage.completion, "cost": cost or 0, "root": claim.root_run_id},
+        )
+        await accounts.book(
+            tx, claim.run_id, claim.attempt, step=step, number=number, model=model, usage=usage, cost=cost
+        )
+        await limits.count(tx, claim.run_id, usage, cost)
+    return True
+
+
+async def has_refused(tx: Transaction, claim: Claim, *, step: int, number: int) -> bool | None:
+    """True if that has been booked already, else None. Raises StaleAttempt, as the write would."""
+    await fence(tx, claim)
+    booked = await accounts.is_booked(tx, claim.run_id, claim.attempt, step=step, number=number)
+    return True if booked else None
+
+
+async def reserve(
+    tx: Transaction, claim: Claim, *, step: int, tokens: int, cost: Decimal | None, budget: Budget, model: str
+) -> Room:
+    """Hold what a step is thought to take of the tree's budget; ``budget`` is the agent's own, for a tree's root.
+
+    Raises LimitReached if the run's agent, its session or the deployment has used up what it may in a period;
+    UnknownPrice where a cost is limited, and that of the model is not known (None).
+    """
+    await fence(tx, claim)
+    await limits.check(tx, claim.run_id, model=model, priced=cost is not None)
     if claim.is_top and budget != Budget():
         await budgets.limit(tx, claim.root_run_id, budget)
-    return await budgets.reserve(tx, claim.run_id, claim.root_run_id, step=step, tokens=tokens, cost=cost)
+    return await budgets.reserve(tx, claim.run_id, claim.root_run_id, step=step, tokens=tokens, cost=cost, model=model)
 
 
 async def start_call(tx: Transaction, claim: Claim, *, step: int, ordinal: int, call: ToolCall) -> AuditEvent:

@@ -53,6 +53,7 @@ _ENDED = {
     "expired": "timed_out",
     "unknown-agent": "unknown_agent",
     "budget": "over_budget",
+    "limit": "over_budget",
 }
 
 

@@ -7,10 +7,10 @@ from datetime import datetime
 from typing import Any, LiteralString, cast
 from uuid import UUID
 
-from sqlalchemy import ColumnElement, Double, Select, exists, select
-from sqlalchemy import cast as cast_to
+from sqlalchemy import ColumnElement, Select, exists, select
 from sqlalchemy.dialects.postgresql.psycopg import PGDialect_psycopg
 
+from chaz import usage
 from chaz.database import Database
 from chaz.tables import runs, sessions
 
@@ -36,18 +36,25 @@ class RunFilter:
 
 
 async def list_runs(database: Database, wanted: RunFilter) -> list[dict[str, Any]]:
-    """Runs as a person wants to see them: the columns of ``chaz.runs``, and ``session``, the session's name."""
-    hidden = {"claim", "worker_id", "digest", "cost"}
-    # Of a cost, a number that JSON has.
-    shown = [*(column for column in runs.c if column.name not in hidden), cast_to(runs.c.cost, Double).label("cost")]
-    return await _fetch(
+    """Runs as a person wants to see them: the columns of ``chaz.runs``, ``session``, the session's name, and ``usage``.
+
+    That has the fields of a :class:`chaz.outcomes.Spent`.
+    """
+    hidden = {"claim", "worker_id", "digest"}
+    found = await _fetch(
         database,
-        select(*shown, sessions.c.name.label("session"))
+        select(*(column for column in runs.c if column.name not in hidden), sessions.c.name.label("session"))
         .join(sessions, sessions.c.id == runs.c.session_id)
         .where(*_conditions(wanted))
         .order_by(runs.c.created_at.desc(), runs.c.id.desc())
         .limit(wanted.limit),
     )
+    return await _with_usage(database, found)
+
+
+async def _with_usage(database: Database, found: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    spent = await usage.of_runs(database, [run["id"] for run in found])
+    return [run | {"usage": spent[run["id"]].model_dump(mode="json")} for run in found]
 
 
 async def list_failed(database: Database, wanted: RunFilter) -> list[dict[str, Any]]:
@@ -134,8 +141,9 @@ async def served_agents(database: Database) -> list[str]:
 
 
 async def tree_of(database: Database, run_id: UUID) -> list[dict[str, Any]]:
-    """The runs of a run's tree, parents first, and ``calls``: how many calls of which tools are open in each.
+    """The runs of a run's tree, parents first, each with its ``usage``, as :func:`list_runs` has it.
 
+    And with ``calls``: how many calls of which tools are open in it.
     A child whose directive no listener has placed yet is shown as pending too.
     """
     rows = await database.fetch(
@@ -146,15 +154,14 @@ async def tree_of(database: Database, run_id: UUID) -> list[dict[str, Any]]:
                     (select superseded_by from chaz.runs where id = %(run)s), %(run)s)), %(run)s) as id),
         placed as (
             select r.id, r.session_id, s.name as session, r.agent, r.state, r.parent_run_id, r.depth, r.attempt,
-                r.steps, r.usage, r.cost::float8 as cost,
-                r.waits_for, r.not_before, r.reason, r.result, r.created_at, r.started_at, r.ended_at
+                r.steps, r.waits_for, r.not_before, r.reason, r.result, r.created_at, r.started_at, r.ended_at
             from chaz.runs r left join chaz.sessions s on s.id = r.session_id
             where r.root_run_id = (select id from root)),
         sent as (
             select e.id, e.session_id, s.name as session, coalesce(e.recipient, '(not known yet)') as agent,
                 'pending' as state, s.parent_run_id,
                 coalesce(s.depth, 0) as depth, 0 as attempt,
-                0 as steps, '{}'::jsonb as usage, 0::float8 as cost, null::text as waits_for,
+                0 as steps, null::text as waits_for,
                 null::timestamptz as not_before, null::text as reason, null::text as result, e.created_at,
                 null::timestamptz as started_at, null::timestamptz as ended_at
             from (
@@ -177,7 +184,7 @@ async def tree_of(database: Database, run_id: UUID) -> list[dict[str, Any]]:
         """,
         {"run": run_id},
     )
-    return [dict(row) for row in rows]
+    return await _with_usage(database, rows)
 
 
 def _conditions(wanted: RunFilter) -> list[ColumnElement[bool]]:

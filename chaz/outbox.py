@@ -13,7 +13,7 @@ from uuid import UUID
 
 from pydantic import TypeAdapter
 
-from chaz import runs
+from chaz import runs, usage
 from chaz.callbacks import Callback, TaskCallback, Webhook
 from chaz.database import Database, Row, Transaction
 from chaz.outcomes import FINAL_STATES
@@ -74,6 +74,7 @@ async def take(database: Database, *, without: Collection[UUID] = (), limit: int
     if not taken:
         return []
     found = await runs.status(database, [row["run_id"] for row in taken])
+    spent = await usage.of_runs(database, [row["id"] for row in found.values()])
     ends: list[End] = []
     for row in taken:
         status = found.get(row["run_id"])
@@ -90,7 +91,7 @@ async def take(database: Database, *, without: Collection[UUID] = (), limit: int
                 state=status["state"],
                 reason=status["reason"],
                 result=status["result"],
-                usage=status["usage"],
+                usage=spent[status["id"]].model_dump(mode="json"),
                 at=status["ended_at"].isoformat() if status["ended_at"] else None,
             )
         )

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, computed_field
 
 RunState = Literal["pending", "queued", "running", "parked", "succeeded", "failed", "cancelled", "superseded"]
 FINAL_STATES: frozenset[RunState] = frozenset({"succeeded", "failed", "cancelled"})
@@ -24,13 +24,25 @@ class Usage(BaseModel):
     cached: int = 0
     reasoning: int = 0
 
-    def __add__(self, other: Usage) -> Usage:
-        return Usage(
-            prompt=self.prompt + other.prompt,
-            completion=self.completion + other.completion,
-            cached=self.cached + other.cached,
-            reasoning=self.reasoning + other.reasoning,
-        )
+
+class Spent(Usage):
+    """What calls of models used and cost together; refused turns count, since they are paid for too."""
+
+    calls: int = 0
+    known_cost: float = 0.0
+    """What those calls cost whose model has a known price, in what the prices are in (dollars, of the price list)."""
+    unpriced_calls: int = 0
+    """How many others there are."""
+
+    @computed_field
+    @property
+    def cost(self) -> float | None:
+        """What all of them cost; None, and not less than ``known_cost``, where a price is not known."""
+        return None if self.unpriced_calls else self.known_cost
+
+    def __add__(self, other: Spent) -> Spent:
+        names = ("prompt", "completion", "cached", "reasoning", "calls", "known_cost", "unpriced_calls")
+        return Spent.model_validate({name: getattr(self, name) + getattr(other, name) for name in names})
 
 
 class ToolCall(BaseModel):

@@ -8,27 +8,34 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-from collections.abc import AsyncGenerator, Awaitable, Iterator
+from collections.abc import AsyncGenerator, Awaitable, Iterator, Sequence
 from dataclasses import replace
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self, Unpack
 from uuid import UUID
 
-from chaz import cancelling, deciding, pauses, requeueing, rosters, sessionlog
+from chaz import cancelling, deciding, limits, pauses, requeueing, rosters, sessionlog
+from chaz import usage as accounts
 from chaz.database import Database
 from chaz.deciding import Request
 from chaz.entries import Entry, EntryType, Place
-from chaz.errors import UnknownRequest, UnknownRun, UnknownSession
+from chaz.errors import InvalidQuery, UnknownRequest, UnknownRun, UnknownSession
 from chaz.loops import LoopThread, loop_thread
+from chaz.outcomes import Spent
 from chaz.result import FOLLOW_EVERY, AgentResult, AsyncAgentResult, bookmark_of, iterate
 from chaz.rosters import Attachment
 from chaz.settings import Settings
+from chaz.subjects import Subject
 from chaz.submitting import SendOptions, SessionOptions, Target, agent_name, send_on, send_on_async, submission
+from chaz.usage import By, UsageFilter
 from chaz.waiter import Waits
 
 if TYPE_CHECKING:
     from chaz.listings import RunFilter, SessionFilter
+
+DAY = timedelta(days=1)
 
 
 class AsyncSession:
@@ -132,6 +139,16 @@ class AsyncSession:
         """What its runs, and those that they spawned, ask people and nobody has decided yet; the oldest first."""
         return await self._chaz.approvals(self.id)
 
+    async def usage(self, *, since: datetime | timedelta | None = None) -> Spent:
+        """What its runs have used and cost (since a time, or a span ago); what they spawned has sessions of its own.
+
+        Raises UnknownSession.
+        """
+        spent = await accounts.total(self._chaz.database, UsageFilter(_instant(since), session_id=self.id))
+        if not spent.calls and await sessionlog.session_row(self._chaz.database, self.id) is None:
+            raise UnknownSession(self._target.name or str(self.id))
+        return spent
+
     async def entries(self, follow: bool = False, after: Place = 0) -> AsyncGenerator[Entry]:
         """Its entries past ``after``, in order, unplaced ones last; with ``follow`` as they come, for ever.
 
@@ -208,6 +225,64 @@ class AsyncChaz:
         wanted = wanted or listings.SessionFilter()
         return await listings.list_sessions(self.database, replace(wanted, tenant=self.settings.tenant))
 
+    async def usage(
+        self,
+        by: By | Sequence[By] = (),
+        *,
+        since: datetime | timedelta | None = None,
+        agent: str | None = None,
+        session: str | UUID | None = None,
+        tree: UUID | str | None = None,
+        tz: str = "UTC",
+    ) -> list[dict[str, Any]]:
+        """What calls of models used and cost, by any of agent, model, session, tree, run, day and tenant, together.
+
+        Each dictionary has those, and the fields of :class:`chaz.Spent`; without ``by`` it is one. ``since`` is a time,
+        or a span ago; ``session`` a name or id; ``tree`` any run of it; ``tz`` the zone of a day, as PostgreSQL knows
+        it. Raises InvalidQuery, UnknownRun.
+        """
+        root = None if tree is None else (await (await self.result(tree)).root()).id
+        target = Target(None, session) if isinstance(session, UUID) else Target(session, None)
+        session_id = None if session is None else target.id(self.settings.tenant)
+        wanted = UsageFilter(_instant(since), agent, session_id, root)
+        return await accounts.by(self.database, (by,) if isinstance(by, str) else by, wanted, timezone=tz)
+
+    async def limit(
+        self,
+        what: str,
+        *,
+        tokens: int | None = None,
+        cost: float | Decimal | None = None,
+        period: timedelta = DAY,
+        by: str | None = None,
+    ) -> None:
+        """Let ``agent:NAME``, ``session:NAME`` (or its id) or ``all`` use no more than this in each period.
+
+        It takes the place of its limit of the same period. Periods have a fixed length, and begin at multiples of it
+        from a Monday's midnight, UTC. Once a limit is reached, no model is asked: runs fail with the reason ``limit``.
+        What is limited in its cost fails with the reason ``price`` where its model's price is not known. Raises
+        InvalidSubject, InvalidLimit, UnknownAgent, UnknownSession.
+        """
+        limit = partial(
+            limits.set_limit,
+            what=Subject.parse(what),
+            tenant=self.settings.tenant,
+            period=period,
+            tokens=tokens,
+            cost=None if cost is None else Decimal(str(cost)),
+            by=by or os.environ.get("USER") or "program",
+        )
+        await self.database.transact(limit)
+
+    async def unlimit(self, what: str, *, period: timedelta | None = None) -> bool:
+        """Take its limit of this period away, or all that it has; False if it has none. Raises InvalidSubject."""
+        remove = partial(limits.remove_limit, what=Subject.parse(what), tenant=self.settings.tenant, period=period)
+        return await self.database.transact(remove)
+
+    async def limits(self) -> list[dict[str, Any]]:
+        """All limits, with what is used of the period that goes on: see :func:`chaz.limits.limits`."""
+        return await limits.limits(self.database)
+
     async def result(self, id: UUID | str) -> AsyncAgentResult:
         """The handle of a run that exists. Raises UnknownRun."""
         handle = self.handle(_run_id(id))
@@ -248,11 +323,11 @@ class AsyncChaz:
     async def pause(self, what: str, *, by: str | None = None, reason: str = "") -> bool:
         """Start nothing new of ``agent:NAME``, ``session:NAME`` (or its id) or ``all``; what runs goes on.
 
-        False if that is paused already. Raises InvalidPause, UnknownAgent, UnknownSession.
+        False if that is paused already. Raises InvalidSubject, UnknownAgent, UnknownSession.
         """
         pause = partial(
             pauses.pause,
-            what=pauses.Paused.parse(what),
+            what=Subject.parse(what),
             tenant=self.settings.tenant,
             by=by or os.environ.get("USER") or "program",
             reason=reason,
@@ -260,13 +335,19 @@ class AsyncChaz:
         return await self.database.transact(pause)
 
     async def resume(self, what: str) -> bool:
-        """Let start again what was paused; False if it was not. Raises InvalidPause."""
-        resume = partial(pauses.resume, what=pauses.Paused.parse(what), tenant=self.settings.tenant)
+        """Let start again what was paused; False if it was not. Raises InvalidSubject."""
+        resume = partial(pauses.resume, what=Subject.parse(what), tenant=self.settings.tenant)
         return await self.database.transact(resume)
 
     async def paused(self) -> list[dict[str, Any]]:
         """All that is paused, the longest first: kind, name, since, paused_by, reason."""
         return await pauses.paused(self.database)
+
+
+def _instant(since: datetime | timedelta | None) -> datetime | None:
+    if isinstance(since, datetime) and since.tzinfo is None:
+        raise InvalidQuery(f"since has no time zone: {since}; use an aware datetime, or a timedelta for a span ago")
+    return datetime.now(UTC) - since if isinstance(since, timedelta) else since
 
 
 def _run_id(id: UUID | str) -> UUID:
@@ -347,6 +428,10 @@ class Session:
     def agents(self) -> list[Attachment]:
         """Its agents, in the order in which they were attached; one of them leads. Raises UnknownSession."""
         return self._chaz.loop.run(self._inner().agents())
+
+    def usage(self, *, since: datetime | timedelta | None = None) -> Spent:
+        """What its runs have used and cost. As :meth:`AsyncSession.usage`."""
+        return self._chaz.loop.run(self._inner().usage(since=since))
 
     def approvals(self) -> list[Request[UUID | None]]:
         """What its runs, and those that they spawned, ask people and nobody has decided yet; the oldest first."""
@@ -461,12 +546,45 @@ class Chaz:
         return self.loop.run(self.inner.pause(what, by=by, reason=reason))
 
     def resume(self, what: str) -> bool:
-        """Let start again what was paused; False if it was not. Raises InvalidPause."""
+        """Let start again what was paused; False if it was not. Raises InvalidSubject."""
         return self.loop.run(self.inner.resume(what))
 
     def paused(self) -> list[dict[str, Any]]:
         """All that is paused, the longest first: kind, name, since, paused_by, reason."""
         return self.loop.run(self.inner.paused())
+
+    def usage(
+        self,
+        by: By | Sequence[By] = (),
+        *,
+        since: datetime | timedelta | None = None,
+        agent: str | None = None,
+        session: str | UUID | None = None,
+        tree: UUID | str | None = None,
+        tz: str = "UTC",
+    ) -> list[dict[str, Any]]:
+        """What calls of models used and cost. As :meth:`AsyncChaz.usage`."""
+        return self.loop.run(self.inner.usage(by, since=since, agent=agent, session=session, tree=tree, tz=tz))
+
+    def limit(
+        self,
+        what: str,
+        *,
+        tokens: int | None = None,
+        cost: float | Decimal | None = None,
+        period: timedelta = DAY,
+        by: str | None = None,
+    ) -> None:
+        """Let it use no more than this in each period. As :meth:`AsyncChaz.limit`."""
+        self.loop.run(self.inner.limit(what, tokens=tokens, cost=cost, period=period, by=by))
+
+    def unlimit(self, what: str, *, period: timedelta | None = None) -> bool:
+        """Take its limits away. As :meth:`AsyncChaz.unlimit`."""
+        return self.loop.run(self.inner.unlimit(what, period=period))
+
+    def limits(self) -> list[dict[str, Any]]:
+        """All limits, with what is used of the period that goes on: see :func:`chaz.limits.limits`."""
+        return self.loop.run(self.inner.limits())
 
     def runs(self, wanted: RunFilter | None = None) -> list[dict[str, Any]]:
         """Runs as a person wants to see them, newest first; ``wanted`` is a :class:`chaz.listings.RunFilter`."""

@@ -16,12 +16,12 @@ from itertools import dropwhile
 from typing import Any
 from uuid import UUID
 
-from chaz import cancelling, runs, sessionlog
+from chaz import cancelling, runs, sessionlog, usage
 from chaz.database import Database, Row
 from chaz.entries import Bookmark, Entry, Place
 from chaz.errors import InvalidEntry, RunCancelled, RunFailed, UnknownRun, WaitInsideRun, WaitTimeout
 from chaz.loops import LoopThread, loop_thread
-from chaz.outcomes import Usage
+from chaz.outcomes import Spent
 from chaz.runtime.tools import current_call
 from chaz.waiter import NOBODY, Waits, is_over
 
@@ -58,7 +58,7 @@ class AsyncAgentResult:
         row = (await runs.status(self._database, [self.id])).get(self.id)
         if row is None:
             if self._uncommitted:
-                return {**dict.fromkeys(_UNKNOWN), "state": "pending", "id": self.id, "usage": {}, "attempt": 0}
+                return {**dict.fromkeys(_UNKNOWN), "state": "pending", "id": self.id, "attempt": 0}
             raise UnknownRun(self.id)
         return row
 
@@ -133,9 +133,10 @@ class AsyncAgentResult:
         """Its session's id: ``chaz.session(id=…)`` gives the session. None until the sender's transaction commits."""
         return (await self.status())["session_id"]
 
-    async def usage(self) -> Usage:
-        """The tokens that it has used so far, without its children's."""
-        return Usage.model_validate((await self.status())["usage"])
+    async def usage(self) -> Spent:
+        """What its calls of models have used and cost so far, without its children's."""
+        id = (await self.status())["id"]
+        return (await usage.of_runs(self._database, [id]))[id]
 
     async def date_done(self) -> datetime | None:
         """When it ended; None while it is not over."""
@@ -285,8 +286,8 @@ class AgentResult:
         return self._loop.run(self._inner.session_id())
 
     @property
-    def usage(self) -> Usage:
-        """The tokens that it has used so far, without its children's."""
+    def usage(self) -> Spent:
+        """What its calls of models have used and cost so far, without its children's."""
         return self._loop.run(self._inner.usage())
 
     @property

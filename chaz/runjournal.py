@@ -36,6 +36,7 @@ class RunJournal:
         database: Database,
         claim: Claim,
         version: str,
+        model: str,
         budget: Budget,
         approving: Approving,
         tell: Callable[[list[AuditEvent]], None],
@@ -44,6 +45,7 @@ class RunJournal:
         self._database = database
         self._claim = claim
         self._version = version
+        self._model = model
         self._budget = budget
         self._approving = approving
         self._tell = tell
@@ -52,30 +54,38 @@ class RunJournal:
         """The last position that the run has read."""
         self.seen: int | None = None
         """The last position that its model is shown, of one that is not shown all of that."""
+        self.limited = claim.limited or (claim.is_top and budget != Budget())
+        """Whether its next turn has to be reserved."""
 
     async def wait_for_lease(self) -> None:
         await self._wait_for_lease()
 
-    async def reserve(self, step: int, tokens: int, cost: Decimal) -> Room:
-        return await surely(
-            self._database,
-            self._claim.run_id,
-            partial(journal.reserve, claim=self._claim, step=step, tokens=tokens, cost=cost, budget=self._budget),
-        )
+    async def reserve(self, step: int, tokens: int, cost: Decimal | None) -> Room:
+        wanted = {"step": step, "tokens": tokens, "cost": cost, "budget": self._budget, "model": self._model}
+        return await surely(self._database, self._claim.run_id, partial(journal.reserve, claim=self._claim, **wanted))
 
-    async def store_step(self, step: int, turn: Turn, usage: Usage, cost: Decimal) -> None:
-        await self._write(
+    async def store_step(self, step: int, turn: Turn, cost: Decimal | None) -> bool:
+        limited = await self._write(
             partial(
                 journal.store_step,
                 claim=self._claim,
                 step=step,
                 turn=turn,
                 version=self._version,
-                usage=usage,
+                model=self._model,
                 cost=cost,
                 seen=self.seen,
             ),
             partial(journal.has_step, claim=self._claim, step=step),
+        )
+        self.limited = self.limited or limited
+        return self.limited
+
+    async def book(self, step: int, attempt: int, usage: Usage, cost: Decimal | None) -> None:
+        place = {"claim": self._claim, "step": step, "number": attempt}
+        await self._write(
+            partial(journal.book_refused, **place, usage=usage, model=self._model, cost=cost),
+            partial(journal.has_refused, **place),
         )
 
     async def hear(self, step: int) -> Sequence[HistoryMessage]:

@@ -8,8 +8,7 @@ from datetime import datetime, timedelta
 from typing import Literal, LiteralString
 from uuid import UUID
 
-from chaz import budgets
-from chaz.budgets import LIMITED
+from chaz import budgets, limits
 from chaz.channels import BELL
 from chaz.database import Database, Row, Transaction
 from chaz.deliveries import RunDelivery
@@ -48,6 +47,9 @@ INTERRUPTING: LiteralString = f"""
 """
 """Whether ``chaz.runs p`` is to take the place of the run that it names. What is paused ends nobody's work."""
 
+LIMITED: LiteralString = f"({budgets.LIMITED} or exists (select from chaz.limits l where {limits.OF_THE_RUN}))"
+"""Whether each turn of ``chaz.runs r`` has to be reserved: its tree has a budget, or there is a limit for it."""
+
 DEFAULT_TIMEOUT = timedelta(hours=1)
 """A run's time where neither its producer nor its agent says."""
 
@@ -78,7 +80,7 @@ class Claim(Attempt):
     model: str | None
     max_steps: int | None
     limited: bool
-    """Whether its tree has a budget."""
+    """Whether its tree has a budget, or there is a limit for it."""
     seconds_left: float
     """To the deadline, by the database's clock, at the moment of the claim."""
 
@@ -408,11 +410,11 @@ async def status(database: Database, ids: Sequence[UUID]) -> dict[UUID, Row]:
             select f.asked, r.id, r.state, r.superseded_by from followed f join chaz.runs r on r.id = f.superseded_by
         )
         select f.asked, r.id, r.session_id, r.agent, r.state, r.result, r.reason, r.attempt, r.parent_run_id,
-            r.root_run_id, r.usage, r.created_at, r.started_at, r.ended_at, r.waits_for
+            r.root_run_id, r.created_at, r.started_at, r.ended_at, r.waits_for
         from followed f join chaz.runs r on r.id = f.id where f.superseded_by is null
         union all
         select e.id, e.id, e.session_id, e.recipient, case when e.position is null then 'pending' else 'nobody' end,
-            null, null, 0, null, null, '{}', e.created_at, null, null, null
+            null, null, 0, null, null, e.created_at, null, null, null
         from asked join chaz.entries e on e.id = asked.id
         where not exists (select from chaz.runs r where r.id = asked.id)
         """,

@@ -80,8 +80,6 @@ runs = Table(
     Column("publish_after", DateTime(timezone=True), nullable=False),
     Column("publishes", Integer, nullable=False),
     Column("steps", Integer, nullable=False),
-    Column("usage", JSONB, nullable=False),
-    Column("cost", Numeric, nullable=False),
     Column("reserved_step", Integer),
     Column("reserved_tokens", BigInteger, nullable=False),
     Column("reserved_cost", Numeric, nullable=False),

@@ -22,8 +22,16 @@ from chaz import compactions, journal, rosters, runs, sessionlog, steering, work
 from chaz.aborting import AbortEar
 from chaz.audit.publisher import AuditPublisher
 from chaz.database import CONNECT_TIMEOUT, Database, Transaction, connect_blocking
-from chaz.entries import Budget, Entry, safe_text
-from chaz.errors import ChazError, ConfigurationError, DatabaseUnavailable, ModelError, StaleAttempt
+from chaz.entries import Entry, safe_text
+from chaz.errors import (
+    ChazError,
+    ConfigurationError,
+    DatabaseUnavailable,
+    LimitReached,
+    ModelError,
+    StaleAttempt,
+    UnknownPrice,
+)
 from chaz.loops import LoopThread, loop_thread
 from chaz.outcomes import RunOutcome
 from chaz.runjournal import RunJournal
@@ -307,6 +315,10 @@ class WorkerProcess:
         # A model of another's choosing may need what this machine lacks.
         except (ModelError, ConfigurationError) as error:
             came_to = Failed("model", str(error))
+        except LimitReached as error:
+            came_to = Failed("limit", str(error))
+        except UnknownPrice as error:
+            came_to = Failed("price", str(error))
         except (StaleAttempt, DatabaseUnavailable):
             raise
         except Exception as error:
@@ -352,6 +364,7 @@ class WorkerProcess:
             self._database,
             claim,
             agent.version,
+            _model_name(agent, claim),
             agent.budget,
             self._settings.approving,
             self._audit.tell,
@@ -374,7 +387,7 @@ class WorkerProcess:
         self, agent: Agent, claim: Claim, run_journal: RunJournal
     ) -> CameTo | Summarised | NothingToSummarise:
         """Have the session summarised: one step of a run that is shown no tools."""
-        model_name = agent.compaction_model or claim.model or agent.model
+        model_name = _model_name(agent, claim)
         model, room = self._model(model_name), await asyncio.to_thread(agent.room, model_name)
 
         async def read(tx: Transaction) -> tuple[list[journal.StoredStep], compactions.Uncovered]:
@@ -407,7 +420,7 @@ class WorkerProcess:
                 max_steps=1,
                 depth_left=0,
                 system=SYSTEM,
-                limited=claim.limited or (claim.is_top and agent.budget != Budget()),
+                limited=run_journal.limited,
                 steps={stored.step: stored.turn for stored in steps},
                 stopping=self._give_back_at,
                 egress=self._egress,
@@ -429,7 +442,7 @@ class WorkerProcess:
         return await surely(self._database, claim.run_id, write, written)
 
     async def _rebuild(self, agent: Agent, claim: Claim, run_journal: RunJournal, *, replay: bool) -> RunContext:
-        model_name = agent.model if claim.model is None else claim.model
+        model_name = _model_name(agent, claim)
         # What is known of models is a large table, read from disk at first.
         room = await asyncio.to_thread(agent.room, model_name)
 
@@ -469,7 +482,7 @@ class WorkerProcess:
             max_steps=min(claim.max_steps or agent.max_steps, agent.max_steps),
             depth_left=agent.max_depth if claim.depth_left is None else min(claim.depth_left, agent.max_depth),
             scope=claim.scope or (),
-            limited=claim.limited or (claim.is_top and agent.budget != Budget()),
+            limited=run_journal.limited,
             steps={stored.step: stored.turn for stored in steps},
             calls={
                 (call.step, call.ordinal): Record(call.outcome, call.answer, call.waiting, call.started, call.digest)
@@ -486,3 +499,9 @@ class WorkerProcess:
         if name not in self._models:
             self._models[name] = resolve_model(name)
         return self._models[name]
+
+
+def _model_name(agent: Agent, claim: Claim) -> str:
+    """The model that the run asks."""
+    own = agent.model if claim.model is None else claim.model
+    return own if claim.cause != "compaction" or agent.compaction_model is None else agent.compaction_model

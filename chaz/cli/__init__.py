@@ -19,6 +19,7 @@ from chaz.cli import (
     chat,
     deciding,
     demo,
+    limiting,
     looking,
     operating,
     pausing,
@@ -28,6 +29,7 @@ from chaz.cli import (
     sessions,
     tree,
     up,
+    using,
 )
 from chaz.errors import ChazError
 
@@ -52,7 +54,10 @@ def parser() -> argparse.ArgumentParser:
     # What brings its own database takes none.
     for module in (demo, up):
         module.add_commands(commands, local)
-    for module in (sending, chat, sessions, attaching, looking, tree, deciding, pausing, processes, schema, operating):
+    for module in (
+        *(sending, chat, sessions, attaching, looking, tree, using, deciding, pausing, limiting),
+        *(processes, schema, operating),
+    ):
         module.add_commands(commands, common)
     return top
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, get_args
 from chaz.cli.options import add_command, on_terminal, positive, print_json, producer_of, session_target
 from chaz.cli.render import STATE_COLOURS, clipped, coloured, cost_text, entry_line, terminal_width, tokens_text
 from chaz.listings import RunFilter, list_failed
-from chaz.outcomes import RunState
+from chaz.outcomes import RunState, Spent
 from chaz.producer import Chaz
 
 if TYPE_CHECKING:
@@ -87,10 +87,11 @@ def run_runs(options: argparse.Namespace) -> int:
         state = coloured(f"{run['state']:10}", STATE_COLOURS.get(run["state"], ""), on=on_terminal())
         note = run["waits_for"] or run["result"] or ""
         session = run["session"] or run["session_id"]
+        spent = Spent.model_validate(run["usage"])
         what = clipped(" ".join(f"[{session}] {note}".split()), 80)
         print(
             f"{run['id']}  {run['agent']:16}  {state}  {run['attempt']:>3}  {run['steps']:>5}  "
-            f"{tokens_text(run['usage']):>8}  {cost_text(run['cost']):>8}  "
+            f"{tokens_text(spent):>8}  {cost_text(spent):>8}  "
             f"{run['created_at'].astimezone():%Y-%m-%d %H:%M:%S}  {what}"
         )
     return 0

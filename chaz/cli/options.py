@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import sys
 from collections.abc import Callable
-from datetime import datetime
+from datetime import UTC, date, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
@@ -68,11 +69,38 @@ def budget(text: str) -> Budget:
         ) from None
 
 
+_SPAN = re.compile(r"(\d+)([smhdw])")
+_UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
+
+
+def span(text: str) -> timedelta:
+    """A span of time such as ``90s``, ``30m``, ``24h``, ``7d`` or ``2w``, for argparse."""
+    found = _SPAN.fullmatch(text)
+    try:
+        if found is not None:
+            return timedelta(**{_UNITS[found[2]]: int(found[1])})
+    except OverflowError:
+        pass
+    raise argparse.ArgumentTypeError(f"{text!r} is no span of time; write it as in 90s, 30m, 24h, 7d or 2w")
+
+
+def since(text: str) -> datetime:
+    """When a span began that ends now, or a date or time as ISO 8601 has it (here, if without a zone), for argparse."""
+    if _SPAN.fullmatch(text):
+        return datetime.now(UTC) - span(text)
+    try:
+        return datetime.fromisoformat(text).astimezone()
+    except ValueError:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is no time; write a span, as in 7d, or a date, as in 2026-03-01"
+        ) from None
+
+
 def print_json(value: Any) -> None:
     """One JSON document on one line."""
 
     def plain(item: Any) -> Any:
-        return item.isoformat() if isinstance(item, datetime) else str(item)
+        return item.isoformat() if isinstance(item, date) else str(item)
 
     print(json.dumps(value, default=plain, ensure_ascii=False), flush=True)
 

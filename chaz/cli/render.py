@@ -5,11 +5,10 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from collections.abc import Mapping
-from typing import Any, cast
+from typing import cast
 
 from chaz.entries import Entry
-from chaz.outcomes import Usage
+from chaz.outcomes import Spent
 
 _COLOURS = {
     "directive": "1;36",
@@ -92,15 +91,24 @@ def _arguments(text: str) -> str:
     return ", ".join(f"{name}={json.dumps(value, ensure_ascii=False)}" for name, value in named.items())
 
 
-def tokens_text(usage: Mapping[str, Any]) -> str:
-    """The tokens of a run's ``usage``, prompts and completions; empty where there are none."""
-    spent = Usage.model_validate(usage)
+def tokens_text(spent: Spent) -> str:
+    """The tokens, of prompts and completions; empty where there are none."""
     return str(spent.prompt + spent.completion or "")
 
 
-def cost_text(cost: float) -> str:
-    """A cost by the agents' prices, to four figures; empty where there is none."""
-    return f"{cost:.4g}" if cost else ""
+def cost_text(spent: Spent) -> str:
+    """The cost, to four figures; where the price of some calls is not known: ``unknown``, or what it is at least."""
+    if spent.cost is not None:
+        return f"{spent.cost:.4g}" if spent.cost else ""
+    return f"≥ {spent.known_cost:.4g}" if spent.known_cost else "unknown"
+
+
+def whole_cost_text(spent: Spent) -> str:
+    """The same, with how many calls are not in it: ``≥ 0.12, 3 calls unknown``."""
+    calls = "call" if spent.unpriced_calls == 1 else "calls"
+    return cost_text(spent) + (
+        f", {spent.unpriced_calls} {calls} unknown" if spent.cost is None and spent.known_cost else ""
+    )
 
 
 def seconds_text(seconds: float) -> str:

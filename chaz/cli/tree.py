@@ -7,16 +7,16 @@ import shutil
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 from chaz.cli.options import add_command, on_terminal, print_json, producer_of
-from chaz.cli.render import STATE_COLOURS, clipped, coloured, cost_text, seconds_text, terminal_width, tokens_text
+from chaz.cli.render import STATE_COLOURS, clipped, coloured, seconds_text, terminal_width, tokens_text, whole_cost_text
 from chaz.errors import UnknownRun
 from chaz.listings import tree_of
-from chaz.outcomes import ACTIVE_STATES, Usage
+from chaz.outcomes import ACTIVE_STATES, Spent
 from chaz.producer import Chaz
 
 if TYPE_CHECKING:
@@ -126,11 +126,10 @@ def drawing(runs: Sequence[Run], asked: UUID, now: datetime, *, colour: bool) ->
         counts: dict[str, int] = defaultdict(int)
         for run in runs:
             counts[run["state"]] += 1
-        usage = sum((Usage.model_validate(run["usage"]) for run in runs), Usage())
-        cost = sum(run["cost"] for run in runs)
+        spent = sum((Spent.model_validate(run["usage"]) for run in runs), Spent())
         states = ", ".join(f"{count} {state}" for state, count in counts.items())
         steps = sum(run["steps"] for run in runs)
-        yield f"{len(runs)} runs: {states}; {_steps(steps)}{_spent(usage.model_dump(), cost)}"
+        yield f"{len(runs)} runs: {states}; {_steps(steps)}{_spent(spent)}"
 
 
 def line_of(run: Run, now: datetime) -> str:
@@ -139,7 +138,7 @@ def line_of(run: Run, now: datetime) -> str:
     if run["started_at"] is not None:
         parts.append(seconds_text(((run["ended_at"] or now) - run["started_at"]).total_seconds()))
     if run["steps"]:
-        parts.append(_steps(run["steps"]) + _spent(run["usage"], run["cost"]))
+        parts.append(_steps(run["steps"]) + _spent(Spent.model_validate(run["usage"])))
     if run["state"] in {"queued", "parked", "running"} and (run["waits_for"] or run["calls"]):
         parts.append(("waits for " if run["state"] == "parked" else "") + _what(run))
     elif run["state"] == "pending":
@@ -162,6 +161,6 @@ def _steps(number: int) -> str:
     return f"{number} step{'' if number == 1 else 's'}"
 
 
-def _spent(usage: Mapping[str, Any], cost: float) -> str:
-    tokens, price = tokens_text(usage), cost_text(cost)
+def _spent(spent: Spent) -> str:
+    tokens, price = tokens_text(spent), whole_cost_text(spent)
     return (f", {tokens} tokens" if tokens else "") + (f", cost {price}" if price else "")

@@ -22,11 +22,14 @@ from chaz.runtime.builtin import BUILT_IN, BUILT_IN_NAMES
 from chaz.runtime.limits import RESERVED_OUTPUT, known_window
 from chaz.runtime.models import ToolSchema, check_model_name
 from chaz.runtime.policy import Overrides, PolicyFields, ToolPolicy
+from chaz.runtime.prices import listed_cost
 from chaz.runtime.tools import Tool
 
 RESERVED_QUEUES = frozenset({ISOLATION, AUDIT, AUDIT_DEAD, "default"})
 BUILT_IN_FIELDS = frozenset({"risk", "approval", "approval_timeout"})
 """What a policy may say of a built-in tool; there is no function to be called otherwise."""
+Prices = tuple[float, float] | tuple[float, float, float]
+"""Of a million tokens: of prompts, of completions, and of cached ones in prompts."""
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_.-]{0,99}")
 
 
@@ -42,8 +45,9 @@ class Agent:
     deadline, ``model_timeout`` those of one turn. Limits of all that it spawns: ``may_spawn`` names the agents (globs
     such as ``web.*`` too, but itself only by its very name), ``max_depth`` says how many levels deep, ``child_tools``
     which tools at most (globs; None: all that they have), ``budget`` what a run that nobody spawned and all below it
-    may use together. ``prices`` are those of a million tokens, prompt and completion, of its model, or by a model's
-    name; what has none costs nothing.
+    may use together. ``prices`` are those of a million tokens, prompt and completion, and cached ones of the prompt (as
+    the others, if not given), of its model, or by a model's name. What has none costs what ``genai-prices`` says, in
+    dollars, where that is installed; else its cost is not known.
 
     ``context_window`` is how many tokens its model holds, or by a model's name, as ``prices`` are; what has none holds
     what ``genai-prices`` says where that is installed, else 128,000. Of those ``reserved_output`` are kept free for the
@@ -72,7 +76,7 @@ class Agent:
         max_depth: int = 16,
         child_tools: Sequence[str] | None = None,
         budget: Budget | None = None,
-        prices: tuple[float, float] | Mapping[str, tuple[float, float]] | None = None,
+        prices: Prices | Mapping[str, Prices] | None = None,
         context_window: int | Mapping[str, int] | None = None,
         reserved_output: int | None = None,
         max_steps: int = 30,
@@ -93,7 +97,7 @@ class Agent:
         self.max_depth = max_depth
         self.child_tools = None if child_tools is None else self._names("child_tools", child_tools)
         self.budget = budget or Budget()
-        self.prices: Mapping[str, tuple[float, float]] = {model: prices} if isinstance(prices, tuple) else prices or {}
+        self.prices: Mapping[str, Prices] = {model: prices} if isinstance(prices, tuple) else prices or {}
         self.context_window: Mapping[str, int] = (
             {model: context_window} if isinstance(context_window, int) else context_window or {}
         )
@@ -137,8 +141,11 @@ class Agent:
             raise self._error(f"compact_at is {self.compact_at}; use a share such as 0.7, or None for never")
         if self.max_depth < 0:
             raise self._error(f"max_depth is {self.max_depth}; use 0 for no children at all, or more")
-        if any(price < 0 for pair in self.prices.values() for price in pair):
-            raise self._error(f"its prices are {dict(self.prices)}; use 0 or more")
+        for prices in self.prices.values():
+            if len(prices) not in (2, 3) or any(price < 0 for price in prices):
+                raise self._error(
+                    f"its prices are {dict(self.prices)}; write prompt and completion, and if need be cached, 0 or more"
+                )
         reserved = self.reserved_output or 0
         if reserved < 0 or any(window <= reserved for window in self.context_window.values()):
             raise self._error(
@@ -245,10 +252,21 @@ class Agent:
         """Whether its runs may be asked to use this model."""
         return model == self.model or matches(model, self.models)
 
-    def cost(self, model: str, usage: Usage) -> Decimal:
-        """What this usage of a model costs."""
-        prompt, completion = self.prices.get(model, (0, 0))
-        return (Decimal(str(prompt)) * usage.prompt + Decimal(str(completion)) * usage.completion) / 1_000_000
+    def cost(self, model: str, usage: Usage) -> Decimal | None:
+        """What this usage of a model costs; None where neither ``prices`` nor the price list knows the model."""
+        prices = self.prices.get(model)
+        if prices is None:
+            return listed_cost(model, usage)
+        prompt, completion, cached = (Decimal(str(price)) for price in (*prices, prices[0])[:3])
+        reused = min(usage.cached, usage.prompt)
+        return (prompt * (usage.prompt - reused) + cached * reused + completion * usage.completion) / 1_000_000
+
+    def check_budget(self) -> None:
+        """Raise AgentsError where its budget limits a cost that could not be counted."""
+        if self.budget.cost is not None and self.cost(self.model, Usage()) is None:
+            raise self._error(
+                f"its budget limits the cost, and the price of {self.model!r} is not known; say it with prices=…"
+            )
 
     def room(self, model: str) -> int:
         """Tokens that a model can be shown: its window less what is kept free for the answer."""
@@ -326,6 +344,8 @@ def load_agents(modules: str, policies: Mapping[str, Mapping[str, Any]] | None =
         found |= {id(agent): agent for agent in mine}
     agents = Agents(list(found.values()))
     _govern(agents, policies or {})
+    for agent in agents.values():
+        agent.check_budget()
     return agents
 
 

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from decimal import Decimal
+from functools import partial
 
-from chaz.errors import ModelUnavailable
+from chaz.errors import ModelError, ModelUnavailable
 from chaz.outcomes import CallOutcome, Room, ToolCall, Turn, Usage
 from chaz.runtime.calling import make_call, remember_sensitive
 from chaz.runtime.context import EMPTY
@@ -45,7 +47,6 @@ async def run(context: RunContext) -> CameTo:
     count = counter(context.model)
     taken = _always_shown(context, count)
     window = Window(context.conversation, count, max(0, context.room - taken))
-    usage = Usage()
     for step in range(context.max_steps):
         turn = context.steps.get(step)
         window.add(context.heard.get(step, []))
@@ -55,27 +56,24 @@ async def run(context: RunContext) -> CameTo:
             if step > 0:
                 window.add(await context.journal.hear(step))
             history = window.show()
-            room = await _reserve(context, step, taken + window.tokens)
-            if room == "none":
-                return Failed("budget", "the budget of its tree of runs is used up")
-            if room == "held":
-                return GivenBack(BUDGET_PAUSE, "others of its tree hold what is left of the budget")
+            reserve = partial(_reserve, context, step, taken + window.tokens)
+            room = await reserve()
+            if room in ("none", "held"):
+                return _without_room(room)
             last = room == "last" or step == context.max_steps - 1
             try:
-                turn = await _ask(context, history, last=last)
+                turn = await _ask(context, step, history, reserve, last=last)
             except ModelUnavailable as error:
                 if error.retry_after is None or error.retry_after <= LONGEST_SLEEP:
                     return Failed("model", str(error))
                 return GivenBack(error.retry_after, str(error))
-            if isinstance(turn, GivenBack):
+            if isinstance(turn, GivenBack | Failed):
                 return turn
-            usage += turn.usage
-            cost = context.agent.cost(context.model_name, turn.usage)
-            await context.journal.store_step(step, turn, usage, cost)
+            cost = _cost(context, turn.usage)
+            context.limited = await context.journal.store_step(step, turn, cost) or context.limited
         else:
             # What was shown then is cut then, so that what is shown later is the same.
             window.show()
-            usage += turn.usage
         if not turn.calls:
             return Answered(without(turn.text, context.sensitive))
         if step == context.max_steps - 1:
@@ -126,8 +124,26 @@ async def _reserve(context: RunContext, step: int, shown: int) -> Room:
     return await context.journal.reserve(step, usage.prompt + usage.completion, cost)
 
 
-async def _ask(context: RunContext, history: Sequence[HistoryMessage], *, last: bool) -> Turn | GivenBack:
-    """The model's next turn; what may pass is tried again, unless the wait is too long for a slot."""
+def _without_room(room: Room) -> GivenBack | Failed:
+    """What a run comes to that cannot take its next turn; it may later where others hold what is left (``held``)."""
+    if room == "held":
+        return GivenBack(BUDGET_PAUSE, "others of its tree hold what is left of the budget")
+    return Failed("budget", "the budget of its tree of runs is used up")
+
+
+async def _ask(
+    context: RunContext,
+    step: int,
+    history: Sequence[HistoryMessage],
+    reserve: Callable[[], Awaitable[Room]],
+    *,
+    last: bool,
+) -> Turn | GivenBack | Failed:
+    """The model's next turn; what may pass is tried again, unless the wait is too long for a slot.
+
+    A turn that the model gave and that is refused is booked, and what is left is looked at (``reserve``) before the
+    next try.
+    """
     # On the last step an answer is asked for without tools, so that a run ends in text.
     tools = [] if last else _tools(context)
     system = _system(context) + (f"\n\n{LAST_STEP}" if last and context.system is None else "")
@@ -135,13 +151,32 @@ async def _ask(context: RunContext, history: Sequence[HistoryMessage], *, last: 
         await context.journal.wait_for_lease()
         try:
             return await context.model.complete(system, history, tools, timeout=context.agent.model_timeout)
-        except ModelUnavailable as error:
+        except ModelError as error:
+            booked = await _book_refused(context, step, attempt, error)
+            if not isinstance(error, ModelUnavailable):
+                raise
             wait = error.retry_after if error.retry_after is not None else FIRST_SLEEP * 2 ** (attempt - 1)
             if attempt == MODEL_TRIES or wait > LONGEST_SLEEP:
                 raise
             if await stops_within(context.stopping, wait):
                 return GivenBack(wait, f"its worker is stopping; {error}")
+            if booked and (room := await reserve()) in ("none", "held"):
+                return _without_room(room)
     raise AssertionError("unreachable")
+
+
+async def _book_refused(context: RunContext, step: int, attempt: int, error: ModelError) -> bool:
+    """Store what a refused turn used, where that is known: it is paid for. Whether it was."""
+    if error.usage is None:
+        return False
+    usage = Usage.model_validate(error.usage)
+    await context.journal.book(step, attempt, usage, _cost(context, usage))
+    return True
+
+
+def _cost(context: RunContext, usage: Usage) -> Decimal | None:
+    """What a turn costs; None where that is not known: no price, or an endpoint that does not say what it took."""
+    return None if usage == Usage() else context.agent.cost(context.model_name, usage)
 
 
 async def _calls(context: RunContext, step: int, turn: Turn) -> list[CallOutcome] | Parked | GivenBack:

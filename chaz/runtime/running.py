@@ -42,12 +42,22 @@ class Record:
 class Journal(Protocol):
     """What the engine writes before and after each effect."""
 
-    async def reserve(self, step: int, tokens: int, cost: Decimal) -> Room:
-        """Hold what a turn is thought to take of its tree's budget, before the model is asked."""
+    async def reserve(self, step: int, tokens: int, cost: Decimal | None) -> Room:
+        """Hold what a turn is thought to take of its tree's budget, before the model is asked. None: not known.
+
+        Raises LimitReached, and UnknownPrice where a cost that is not known is limited.
+        """
         ...
 
-    async def store_step(self, step: int, turn: Turn, usage: Usage, cost: Decimal) -> None:
-        """Store a turn, before any of its calls runs; ``usage`` is the run's so far, ``cost`` the turn's."""
+    async def store_step(self, step: int, turn: Turn, cost: Decimal | None) -> bool:
+        """Store a turn, before any of its calls runs, and what it used and cost (None: not known).
+
+        Returns whether its next turn has to be reserved: its tree has a budget, or it has come under a limit.
+        """
+        ...
+
+    async def book(self, step: int, attempt: int, usage: Usage, cost: Decimal | None) -> None:
+        """Store what a turn used and cost that the model gave at this attempt, from 1, and that is refused."""
         ...
 
     async def admit(self, tool: str, rate: Rate, *, within: float) -> float:
@@ -163,7 +173,7 @@ class RunContext:
     room_note: str = ""
     """What its model is told of the session's other agents; empty where there are none."""
     limited: bool = False
-    """Whether its tree has a budget, so that each turn is reserved first."""
+    """Whether its tree has a budget or there is a limit for it, so that each turn is reserved first."""
     steps: dict[int, Turn] = field(default_factory=dict[int, Turn])
     """The stored turns."""
     calls: dict[tuple[int, int], Record] = field(default_factory=dict[tuple[int, int], Record])

@@ -11,6 +11,7 @@
 --   pauses         agents, sessions, or everything, of which nothing new starts till they are resumed.
 --   runs           one agent's work on one trigger.        listener: pending, queued      worker: running, parked, final
 --   steps          one stored turn of the model per row.   worker
+--   model_calls    what each call of a model used and cost: the one account of it.  worker
 --   calls          one tool call of a step per row.        worker
 --   waits          what a parked run waits for.            the run asks; the child's end answers
 --   cancellations  runs that are to end, with their trees.  anybody asks by chaz.cancel(); the listener ends them
@@ -18,6 +19,7 @@
 --   callbacks      what is told of a run's end, and to whom; due once it has ended, gone once it has been told.
 --   tool_rates     when each tool with a rate limit may be called next.  workers, before a call
 --   tree_budgets   what a tree of runs may use and used, by its root.
+--   limits         what sessions, agents, or everything may use in a period, and used in it.
 --   workers        one lease per worker process (an incarnation, never a machine's name). Only it updates its row.
 --   listeners      one row per listener process, for its health.
 --   doorbell       one row: until when a listener is awake and needs no NOTIFY.
@@ -26,7 +28,7 @@
 -- Nothing refers to sessions by a foreign key: its check would make a listener wait for whoever holds a session's row.
 --
 -- Locks are taken in this order: heads (by session id), an agent with a cap (by a claim), runs (child before parent),
--- tree_budgets, workers, tool_rates.
+-- tree_budgets, limits (by key), workers, tool_rates.
 --
 -- States that must not happen raise:  CZ001 invalid entry   CZ002 conflict   CZ003 unknown session   CZ004 append-only
 --                                     CZ005 unknown run     CZ006 unknown request
@@ -372,8 +374,6 @@ create table chaz.runs (
     publishes        integer     not null default 0,
     -- what it came to
     steps            integer     not null default 0,
-    usage            jsonb       not null default '{}',
-    cost             numeric     not null default 0,
     -- what it holds of its tree's budget, for the step that it is about to take
     reserved_step    integer,
     reserved_tokens  bigint      not null default 0,
@@ -463,6 +463,36 @@ create table chaz.tree_budgets (
     reserved_cost   numeric not null default 0
 ) with (fillfactor = 70);
 
+-- Counted with each stored step, in its transaction. Nothing is reserved: a limit is looked at before a model is asked, so
+-- that each run that is at work then may take one turn more than it allows.
+create table chaz.limits (
+    kind       text        not null,
+    name       text        not null,  -- the agent's name; the session's id; of everything, empty
+    period     interval    not null,  -- a fixed number of seconds; periods begin at multiples of it from Monday, 2001-01-01 UTC
+    max_tokens bigint,
+    max_cost   numeric,
+    ends_at    timestamptz not null,  -- of the period that is counted here; past: nothing is used of the one that goes on
+    tokens     bigint      not null default 0,
+    cost       numeric     not null default 0,
+    unpriced   integer     not null default 0,  -- calls of models without a known price
+    set_by     text        not null,
+    set_at     timestamptz not null default clock_timestamp(),
+    constraint limits_pkey primary key (kind, name, period),
+    constraint limits_kind check (kind in ('session', 'agent', 'all')),
+    constraint limits_period check (period > interval '0'),
+    constraint limits_max check (max_tokens is not null or max_cost is not null),
+    constraint limits_max_tokens check (max_tokens > 0),
+    constraint limits_max_cost check (max_cost > 0)
+) with (fillfactor = 70);
+
+create function chaz.period_end(period interval, at timestamptz default clock_timestamp()) returns timestamptz
+language sql stable parallel safe
+as $$
+    -- In seconds, since a day of timestamptz is not always 24 hours.
+    select date_bin(s.stride, at, timestamptz '2001-01-01 00:00:00+00') + s.stride
+    from (select make_interval(secs => extract(epoch from period)::float8)) as s(stride)
+$$;
+
 
 -- The journal --------------------------------------------------------------------------------------------------------
 
@@ -476,6 +506,32 @@ create table chaz.steps (
     created_at timestamptz not null default clock_timestamp(),
     constraint steps_pkey primary key (run_id, step)
 );
+
+-- One row for each turn that a model gave, the refused ones (cut off, filtered, malformed) too: they are paid for as well.
+-- Agent, session, tree and tenant are the run's, which never change, so that the account needs no other table.
+create table chaz.model_calls (
+    run_id            uuid        not null,
+    step              integer     not null,
+    attempt           integer     not null,
+    try               integer     not null,  -- 0: the turn that was stored; else one of its tries that was refused
+    tenant            text        not null,
+    session_id        uuid        not null,
+    root_run_id       uuid        not null,
+    agent             text        not null,
+    model             text        not null,
+    prompt_tokens     bigint      not null,
+    completion_tokens bigint      not null,
+    cached_tokens     bigint      not null,  -- a part of the prompt's
+    reasoning_tokens  bigint      not null,  -- a part of the completion's
+    cost              numeric,               -- null: the model's price is not known
+    created_at        timestamptz not null default clock_timestamp(),
+    constraint model_calls_pkey primary key (run_id, step, attempt, try),
+    constraint model_calls_try check (try >= 0)
+);
+create unique index model_calls_stored on chaz.model_calls (run_id, step) where try = 0;
+create index model_calls_created on chaz.model_calls (created_at);
+create index model_calls_session on chaz.model_calls (session_id, created_at);
+create index model_calls_tree on chaz.model_calls (root_run_id);
 
 create table chaz.calls (
     run_id          uuid        not null,

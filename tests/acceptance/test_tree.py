@@ -48,13 +48,13 @@ def test_a_tree_is_drawn_while_it_waits_and_followed_to_its_end(
 
         drawn = chaz_tree(processes, str(grandchild))
         lines = re.sub(r"\d+\.\d s", "N s", re.sub(r"\d+ tokens", "N tokens", drawn.stdout)).splitlines()
-        used = "N s  1 step, N tokens"
+        used = "N s  1 step, N tokens, cost unknown"
         assert in_one_order(lines) == [
             f"parent  parked  {used}  waits for solo, parent (spawn_agent())",
             f"├─ solo  succeeded  {used}  quick",
             f"└─ parent  parked  {used}  waits for solo (spawn_agent())",
             f"   └─ solo  running  {used}  until_effect() ◂",
-            "4 runs: 2 parked, 1 succeeded, 1 running; 4 steps, N tokens",
+            "4 runs: 2 parked, 1 succeeded, 1 running; 4 steps, N tokens, cost unknown",
         ], drawn.stderr
 
         follower = processes.start("tree", [sys.executable, "-m", "chaz", "tree", str(root.id), "--follow"])
@@ -80,7 +80,7 @@ def test_on_a_terminal_it_is_drawn_anew(processes: Processes, database: ScratchD
         ours, theirs = pty.openpty()
         process = subprocess.Popen(
             [sys.executable, "-m", "chaz", "tree", str(run.id), "--follow"],
-            env=processes.environment | {"COLUMNS": "60", "LINES": "20"},
+            env=processes.environment | {"COLUMNS": "80", "LINES": "20"},
             stdout=theirs,
         )
         os.close(theirs)

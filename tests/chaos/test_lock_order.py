@@ -65,6 +65,14 @@ async def a_family(stations: Stations, database: ScratchDatabase, session: str) 
     of_ends = claims[claimed.index("ends")].session_id
     database.query("update chaz.tree_budgets set max_steps = 1000")
     by_role = dict(zip(claimed, claims, strict=True))
+    database.query(
+        """
+        insert into chaz.limits (kind, name, period, max_tokens, ends_at, set_by)
+        values ('all', '', '1 day', 1000000, now() + interval '1 day', 'ada'),
+            ('agent', 'child', '1 day', 1000000, now() + interval '1 day', 'ada')
+        on conflict do nothing
+        """
+    )
     await stations.step(by_role["spawns"], a_call("spawn_agent"))
     return Family(parent, failed.run_id, children, by_role, [parent.session_id, of_ends])
 
@@ -96,6 +104,9 @@ async def race(stations: Stations, database: ScratchDatabase, family: Family, or
         listen(stations),
         stations.spawn(claims["spawns"]),
         stations.step(claims["steps"]),
+        stations.refuse_turn(claims["ends"]),
+        stations.refuse_turn(claims["is given back"]),
+        stations.refuse_turn(family.parent, step=1),
         stations.reserve(claims["steps"]),
         stations.reserve(claims["ends"]),
         stations.reserve(claims["is given back"]),

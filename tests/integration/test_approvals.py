@@ -442,7 +442,7 @@ async def test_what_cannot_be_stored_is_denied_and_a_question_has_its_result(sta
     await stations.step(claim, a_call("ask_human"))
     stations.scratch.query("alter table chaz.approvals add constraint broken check (false)")
     told: list[AuditEvent] = []
-    keeper = RunJournal(stations.database, claim, "v1", Budget(), Approving(["ada"]), told.extend, no_wait)
+    keeper = RunJournal(stations.database, claim, "v1", "scripted", Budget(), Approving(["ada"]), told.extend, no_wait)
 
     ask = Ask(kind=kind, tool="ask_human", shown="Which one?", digest="")
     outcome = await keeper.ask(0, 0, a_call("ask_human"), ask)

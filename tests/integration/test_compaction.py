@@ -26,7 +26,7 @@ from chaz.aside import Aside
 from chaz.database import Transaction
 from chaz.entries import Entry, derived_id, session_id
 from chaz.errors import ModelError, ModelUnavailable
-from chaz.outcomes import Turn, Usage
+from chaz.outcomes import Turn
 from chaz.runtime import context
 from tests.fixtures.stations import Stations, a_call
 from tests.fixtures.summaries import Summaries
@@ -87,8 +87,10 @@ async def test_it_is_booked_as_any_use_of_a_model(summaries: Summaries, stations
     await summaries.talk("one", "two")
     run = await stations.run((await summaries.compact()).id)
 
-    assert (run["cause"], run["state"], run["steps"], run["cost"]) == ("compaction", "succeeded", 1, 100)
-    assert (run["usage"]["prompt"], run["usage"]["completion"]) == (100, 7)
+    assert (run["cause"], run["state"], run["steps"]) == ("compaction", "succeeded", 1)
+    (call,) = await stations.fetch("select * from chaz.model_calls where run_id = %(run)s", run=run["id"])
+    assert (call["model"], call["cost"]) == (f"{summaries.model.provider}:small", 100)
+    assert (call["prompt_tokens"], call["completion_tokens"]) == (100, 7)
     assert summaries.model.compactions[0].model == "small"
 
 
@@ -352,8 +354,8 @@ async def test_a_stored_turn_is_not_asked_for_again_and_covers_what_its_model_ha
     claim = await stations.claim(handle.id)
     uncovered = await stations.transact(lambda tx: compactions.uncovered(tx, claim))
     seen = uncovered.entries[-1].position
-    turn, usage = Turn(text="the stored one"), Usage(prompt=1)
-    store = partial(journal.store_step, claim=claim, step=0, turn=turn, version="v1", usage=usage, seen=seen)
+    turn, booked = Turn(text="the stored one"), {"model": "scripted", "cost": None}
+    store = partial(journal.store_step, claim=claim, step=0, turn=turn, version="v1", seen=seen, **booked)
     await stations.transact(store)
     await stations.give_back(claim)
     # Nothing is unanswered any more: read anew, more would be covered.

@@ -13,11 +13,12 @@ from uuid import uuid4
 
 import pytest
 
-from chaz import Chaz, cancelling, pauses
+from chaz import Chaz, cancelling, limits, pauses
 from chaz.aside import Aside
 from chaz.broker import dead_letter_queue
 from chaz.doctor import Finding, examine
 from chaz.doctor import broker as doctors_broker
+from chaz.subjects import Subject
 from tests.fixtures.broker import Broker, both_brokers
 from tests.fixtures.postgres import ScratchDatabase, Server, both_servers
 from tests.fixtures.processes import Processes
@@ -28,7 +29,7 @@ pytestmark = pytest.mark.anyio
 A_MOMENT = timedelta(seconds=0)
 LONG_AGO = timedelta(hours=1)
 EVERYTHING = {
-    *("postgresql", "schema", "doorbell", "listeners", "workers", "agents", "isolation", "paused"),
+    *("postgresql", "schema", "doorbell", "listeners", "workers", "agents", "isolation", "paused", "limits"),
     *("inbox", "queued", "leases", "parked", "cancels", "audit", "callbacks", "broker", "audit queue", "dead letters"),
 }
 NOBODY_LISTENS = "redis://127.0.0.1:1/0"
@@ -116,9 +117,7 @@ async def test_workers(doctor: Doctor, stations: Stations) -> None:
 
 async def test_what_is_paused(doctor: Doctor, stations: Stations) -> None:
     async def pause(what: str, reason: str) -> None:
-        await stations.transact(
-            lambda tx: pauses.pause(tx, pauses.Paused.parse(what), tenant="", by="ada", reason=reason)
-        )
+        await stations.transact(lambda tx: pauses.pause(tx, Subject.parse(what), tenant="", by="ada", reason=reason))
 
     await pause("agent:solo", "too dear")
     await pause("all", "")
@@ -126,6 +125,17 @@ async def test_what_is_paused(doctor: Doctor, stations: Stations) -> None:
         "warn",
         "agent:solo by ada (too dear), all by ada; `chaz resume` lets it go on",
     )
+
+
+async def test_what_has_reached_its_limit(doctor: Doctor, stations: Stations) -> None:
+    assert await doctor.says("limits") == ("ok", "none is reached")
+    limit: dict[str, Any] = {"tenant": "", "period": timedelta(days=1), "tokens": 1, "cost": None, "by": "ada"}
+    await stations.transact(lambda tx: limits.set_limit(tx, Subject.parse("agent:solo"), **limit))
+    assert await doctor.says("limits") == ("ok", "none is reached")
+    await stations.step(await stations.claimed("s"))
+    verdict, text = await doctor.says("limits")
+    assert verdict == "warn"
+    assert text.startswith("reached: agent:solo till ")
 
 
 async def test_the_inbox(doctor: Doctor, stations: Stations) -> None:

@@ -216,9 +216,12 @@ def test_a_broken_answer_is_unavailable(
     reason: str,
     on_delta: Callable[[str], None] | None,
 ) -> None:
+    usage = {"prompt": 9, "completion": 8, "cached": 7, "reasoning": 6}
     with pytest.raises(ModelUnavailable, match=reason) as error:
-        complete(user("go", {"text": "some words here", "fault": fault}), on_delta=on_delta)
+        complete(user("go", {"text": "some words here", "usage": usage, "fault": fault}), on_delta=on_delta)
     assert error.value.retry_after is None
+    # What was given and is refused was paid for; of what did not come whole nobody knows.
+    assert error.value.usage == (usage if {"empty_choices", "finish_reason"} & fault.keys() else None)
     assert len(stub.requests) == 1
 
 
@@ -230,9 +233,13 @@ def test_a_turn_that_was_cut_off_is_refused(
     text: str,
     on_delta: Callable[[str], None] | None,
 ) -> None:
+    usage = {"prompt": 9, "completion": 8, "cached": 7, "reasoning": 6}
+    asked = user("go", {**CALLS, "usage": usage, "fault": {"finish_reason": finish_reason}})
     with pytest.raises(ModelError, match=text) as error:
-        complete(user("go", {**CALLS, "fault": {"finish_reason": finish_reason}}), on_delta=on_delta)
+        complete(asked, on_delta=on_delta)
     assert not isinstance(error.value, ModelUnavailable)
+    # It was paid for.
+    assert error.value.usage == usage
 
 
 def test_a_fault_with_times_passes_when_asked_again(stub: StubServer) -> None:

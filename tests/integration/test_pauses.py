@@ -9,7 +9,7 @@ import pytest
 
 from chaz import Chaz, UnknownSession, publishing
 from chaz.entries import session_id
-from chaz.errors import InvalidPause, UnknownAgent
+from chaz.errors import InvalidSubject, UnknownAgent
 from chaz.runs import Claim, Unclaimed
 from chaz.settings import Settings
 from tests.fixtures.listeners import A_MINUTE, Listeners
@@ -136,7 +136,7 @@ async def test_of_two_tenants_sessions_of_one_name_the_own_is_paused(
 
 def test_what_is_not_there_cannot_be_paused(chaz: Chaz, database: ScratchDatabase) -> None:
     for wrong in ("", "agents", "agent:", "agent", "all:x", "queue:x"):
-        with pytest.raises(InvalidPause):
+        with pytest.raises(InvalidSubject):
             chaz.pause(wrong)
     with pytest.raises(UnknownAgent):
         chaz.pause("agent:nobody")

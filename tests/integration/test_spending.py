@@ -9,24 +9,14 @@ from decimal import Decimal
 
 import pytest
 
-from chaz import journal
-from chaz.cli import main
 from chaz.cli.tree import line_of
 from chaz.listings import tree_of
-from chaz.outcomes import Turn, Usage
+from chaz.outcomes import Usage
+from tests.fixtures.commands import command
 from tests.fixtures.postgres import ScratchDatabase
 from tests.fixtures.stations import Stations
 
 pytestmark = pytest.mark.anyio
-
-
-def command(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
-    """Run a command in this process: its exit code, and what it said."""
-    with pytest.raises(SystemExit) as exit:
-        main(arguments)
-    said = capsys.readouterr()
-    assert isinstance(exit.value.code, int)
-    return exit.value.code, said.out, said.err
 
 
 async def test_a_budget_is_sent_along(
@@ -63,10 +53,7 @@ async def test_runs_and_their_trees_show_what_was_used(
 ) -> None:
     dear, free = await stations.claimed("dear"), await stations.claimed("free")
     used = Usage(prompt=1200, completion=34, cached=1000)
-    turn = Turn(text="done", usage=used)
-    await stations.transact(
-        lambda tx: journal.store_step(tx, dear, step=0, turn=turn, version="v1", usage=used, cost=Decimal("0.0123456"))
-    )
+    await stations.step(dear, text="done", usage=used, cost="0.0123456")
     here = ("--database", database.url)
 
     _, listed, _ = await asyncio.to_thread(command, capsys, "runs", *here)
@@ -77,7 +64,7 @@ async def test_runs_and_their_trees_show_what_was_used(
     assert shown == {str(dear.run_id): ["1", "1234", "0.01235"], str(free.run_id): ["0"]}
 
     _, printed, _ = await asyncio.to_thread(command, capsys, "runs", "--json", *here)
-    costs = {run["id"]: run["cost"] for run in map(json.loads, printed.splitlines())}
+    costs = {run["id"]: run["usage"]["cost"] for run in map(json.loads, printed.splitlines())}
     assert costs == {str(dear.run_id): 0.0123456, str(free.run_id): 0}
 
     (run,) = await tree_of(stations.database, dear.run_id)

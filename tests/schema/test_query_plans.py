@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from functools import partial
 from typing import Any, TypeVar, cast
@@ -28,13 +28,14 @@ from chaz import (
     sessionlog,
     steering,
     sweeps,
+    usage,
 )
 from chaz.aside import Aside
 from chaz.completion import end_run
 from chaz.database import Database, Transaction
 from chaz.entries import Bookmark, session_id
 from chaz.lineage import Spawn
-from chaz.outcomes import RunOutcome, Turn, Usage
+from chaz.outcomes import RunOutcome, Turn
 from chaz.placing import place
 from tests.fixtures.postgres import ScratchDatabase, both_servers
 from tests.fixtures.stations import Stations, a_call
@@ -48,6 +49,7 @@ WATCHED = {
     "runs",
     "waits",
     "calls",
+    "model_calls",
     "steps",
     "workers",
     "cancellations",
@@ -164,6 +166,12 @@ async def history(stations: Stations) -> None:
         with stored as (
             insert into chaz.steps (run_id, step, attempt, version, read_to, turn)
             select id, 0, 1, 'v1', 1, '{}' from chaz.runs),
+        booked as (
+            insert into chaz.model_calls (run_id, step, attempt, try, tenant, session_id, root_run_id, agent, model,
+                prompt_tokens, completion_tokens, cached_tokens, reasoning_tokens, cost, created_at)
+            select id, step, 1, 0, '', session_id, root_run_id, agent, 'scripted', 1, 1, 0, 0, 0,
+                now() - random() * interval '100 days'
+            from chaz.runs, generate_series(0, 2) step),
         called as (
             insert into chaz.calls (run_id, step, ordinal, call_id, tool, arguments, attempt, state, outcome, result,
                 call_position, call_seq, result_position, result_seq)
@@ -337,10 +345,12 @@ async def test_reserving_spawning_and_asking(explaining: ExplainingDatabase, sta
 
     async def spawn_and_ask(database: Database) -> None:
         await database.transact(
-            lambda tx: journal.reserve(tx, claim, step=0, tokens=1, cost=Decimal(1), budget=Budget(steps=9))
+            lambda tx: journal.reserve(
+                tx, claim, step=0, tokens=1, cost=Decimal(1), budget=Budget(steps=9), model="scripted"
+            )
         )
         await database.transact(
-            lambda tx: journal.store_step(tx, claim, step=0, turn=Turn(), version="v1", usage=Usage())
+            lambda tx: journal.store_step(tx, claim, step=0, turn=Turn(), version="v1", model="scripted", cost=None)
         )
         await database.transact(
             lambda tx: children.start_spawn(tx, claim, step=0, ordinal=0, call=call, spawn=Spawn("child", "do it"))
@@ -377,6 +387,22 @@ async def test_asking_for_children(explaining: ExplainingDatabase, stations: Sta
     run = await first_run(stations)
     plans = await explaining.plans_of(lambda database: runs.children(database, run))
     assert "runs_children" in plans
+
+
+async def test_asking_for_usage(explaining: ExplainingDatabase, stations: Stations) -> None:
+    run = await first_run(stations)
+    since = datetime.now(UTC) - timedelta(days=1)
+    for wanted, index in [
+        (usage.UsageFilter(since=since), "model_calls_created"),
+        (usage.UsageFilter(session_id=session_id("s9")), "model_calls_session"),
+        (usage.UsageFilter(root_run_id=run), "model_calls_tree"),
+    ]:
+        plans = await explaining.plans_of(
+            lambda database, wanted=wanted: usage.by(database, ["agent", "session", "day"], wanted)
+        )
+        assert index in plans
+    plans = await explaining.plans_of(lambda database: usage.of_runs(database, [run]))
+    assert "model_calls_" in plans
 
 
 async def test_taking_what_is_to_be_told(explaining: ExplainingDatabase, stations: Stations) -> None:

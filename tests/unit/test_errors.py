@@ -20,7 +20,10 @@ from chaz.errors import (
     DatabaseUnavailable,
     EmbeddedError,
     InvalidEntry,
-    InvalidPause,
+    InvalidLimit,
+    InvalidQuery,
+    InvalidSubject,
+    LimitReached,
     ModelError,
     ModelUnavailable,
     NotPermitted,
@@ -32,6 +35,7 @@ from chaz.errors import (
     SchemaError,
     StaleAttempt,
     UnknownAgent,
+    UnknownPrice,
     UnknownRequest,
     UnknownRun,
     UnknownSession,
@@ -60,10 +64,22 @@ SAMPLES: dict[type[ChazError], tuple[tuple[object, ...], str, int]] = {
         "no session 'weekly'; sending to a name creates it, an id must exist",
         66,
     ),
-    InvalidPause: (
+    InvalidSubject: (
         ("agents",),
-        "there is nothing like 'agents' to pause or resume; write agent:NAME, session:NAME (or its id), or all",
+        "there is nothing like 'agents' to pause, resume or limit; write agent:NAME, session:NAME (or its id), or all",
         65,
+    ),
+    InvalidLimit: (("its tokens are 0; use 1 or more",), "its tokens are 0; use 1 or more", 65),
+    InvalidQuery: (("there is no usage by 'colour'",), "there is no usage by 'colour'", 65),
+    LimitReached: (
+        ("agent:reader", "9 of 9 tokens used", "2030-01-02"),
+        "the limit of agent:reader is reached: 9 of 9 tokens used; the period ends at 2030-01-02",
+        1,
+    ),
+    UnknownPrice: (
+        ("openai:x", "agent:reader"),
+        "the cost of agent:reader is limited, and the price of model openai:x is not known; give its agent prices=…",
+        1,
     ),
     AlreadyRequeued: (
         ("1f", "2e", "running"),
@@ -103,7 +119,7 @@ SAMPLES: dict[type[ChazError], tuple[tuple[object, ...], str, int]] = {
     ),
     StaleAttempt: (("1f", 3), "attempt 3 of run 1f is over: another attempt or an end has replaced it", 1),
     ModelError: (("openai:x", "refused"), "model openai:x: refused", 1),
-    ModelUnavailable: (("openai:x", "busy", 7.0), "model openai:x is not available: busy", 1),
+    ModelUnavailable: (("openai:x", "busy", 7.0, {"prompt": 3}), "model openai:x is not available: busy", 1),
 }
 
 

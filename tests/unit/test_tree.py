@@ -23,7 +23,6 @@ def a_run(number: int, parent: int | None = None, **fields: Any) -> dict[str, An
         "attempt": 1,
         "steps": 1,
         "usage": {"prompt": 30, "completion": 10},
-        "cost": 0.0,
         "waits_for": None,
         "not_before": None,
         "reason": None,
@@ -61,10 +60,21 @@ def test_a_run_alone_has_no_mark_and_no_totals() -> None:
 
 
 def test_costs_are_shown_and_summed() -> None:
-    drawn = lines(a_run(1, cost=0.25), a_run(2, 1, cost=0.5, steps=2, usage={}))
+    drawn = lines(
+        a_run(1, usage={"prompt": 30, "completion": 10, "known_cost": 0.25}),
+        a_run(2, 1, steps=2, usage={"known_cost": 0.5}),
+    )
     assert "1 step, 40 tokens, cost 0.25" in drawn[0]
     assert "2 steps, cost 0.5" in drawn[1]
     assert drawn[2] == "2 runs: 2 succeeded; 3 steps, 40 tokens, cost 0.75"
+
+
+def test_a_cost_that_is_not_known_is_said_so() -> None:
+    part = {"prompt": 40, "calls": 5, "known_cost": 0.12, "unpriced_calls": 3}
+    drawn = lines(a_run(1, usage=part), a_run(2, 1, usage={"prompt": 2, "calls": 1, "unpriced_calls": 1}))
+    assert "1 step, 40 tokens, cost ≥ 0.12, 3 calls unknown" in drawn[0]
+    assert "1 step, 2 tokens, cost unknown" in drawn[1]
+    assert drawn[2] == "2 runs: 2 succeeded; 2 steps, 42 tokens, cost ≥ 0.12, 4 calls unknown"
 
 
 FRESH: dict[str, Any] = {"started_at": None, "ended_at": None, "steps": 0, "usage": {}, "result": None}

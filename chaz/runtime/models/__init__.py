@@ -88,7 +88,8 @@ class ChatModel(Protocol):
 
         ``timeout`` is in seconds, for the whole turn. ``on_delta`` gets pieces of text as they come.
         Raises :class:`~chaz.errors.ModelUnavailable` for what may pass (429, 5xx, time-out, network) and
-        :class:`~chaz.errors.ModelError` for what will not. It does not retry: the engine does.
+        :class:`~chaz.errors.ModelError` for what will not; either with the usage of a turn that was given and is
+        refused, since it is paid for. It does not retry: the engine does.
         """
         ...
 

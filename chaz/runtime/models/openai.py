@@ -204,24 +204,27 @@ class OpenAIModel:
                     yield _Chunk.model_validate(value)
 
     def _turn(self, completion: _Completion) -> Turn:
+        # What is refused here was paid for all the same.
+        usage = completion.usage.neutral() if completion.usage else None
+        paid = usage and usage.model_dump()
         if not completion.choices:
-            raise self._unavailable("the list of choices is empty")
+            raise self._unavailable("the list of choices is empty", paid=paid)
         choice = completion.choices[0]
         match choice.finish_reason:
             case None:
-                raise self._unavailable("the turn ended without a finish reason")
+                raise self._unavailable("the turn ended without a finish reason", paid=paid)
             case "error":
-                raise self._unavailable("the endpoint ended the turn with an error")
+                raise self._unavailable("the endpoint ended the turn with an error", paid=paid)
             case "length":
-                raise ModelError(self._name, "the turn was cut off by length")
+                raise ModelError(self._name, "the turn was cut off by length", paid)
             case "content_filter":
-                raise ModelError(self._name, "the turn was cut off by the content filter")
+                raise ModelError(self._name, "the turn was cut off by the content filter", paid)
             case _:
                 pass
         try:
             message = _Message.model_validate(choice.message)
         except ValidationError as error:
-            raise self._unavailable(_malformed(error)) from None
+            raise self._unavailable(_malformed(error), paid=paid) from None
         calls = [
             ToolCall(id=call.id, tool=call.function.name, arguments=call.function.arguments)
             for call in message.tool_calls or []
@@ -229,7 +232,7 @@ class OpenAIModel:
         return Turn(
             text=message.content or message.refusal or "",
             calls=tuple(calls),
-            usage=completion.usage.neutral() if completion.usage else Usage(),
+            usage=usage or Usage(),
             model=completion.model or self._model,
             native={"provider": "openai", "message": choice.message},
         )
@@ -276,8 +279,10 @@ class OpenAIModel:
             return ModelError(self._name, self._safe(error.message))
         return self._unavailable(error.message)
 
-    def _unavailable(self, reason: str, seconds: float | None = None) -> ModelUnavailable:
-        return ModelUnavailable(self._name, self._safe(reason), seconds)
+    def _unavailable(
+        self, reason: str, seconds: float | None = None, *, paid: dict[str, int] | None = None
+    ) -> ModelUnavailable:
+        return ModelUnavailable(self._name, self._safe(reason), seconds, paid)
 
     def _safe(self, text: str) -> str:
         # OpenAI's answer to a wrong key quotes most of it.

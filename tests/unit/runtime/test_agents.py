@@ -94,6 +94,7 @@ def test_a_name_may_not_be(name: str) -> None:
         ({"compact_at": 70}, "compact_at is 70"),
         ({"compaction_model": "nobody:x"}, "unknown provider 'nobody'"),
         ({"tools": ["compact", "compact"]}, "two tools named 'compact'"),
+        ({"prices": {"scripted": (1,)}}, "its prices are"),
         ({"max_steps": 0}, "max_steps is 0"),
         ({"max_concurrent": 0}, "max_concurrent is 0; use 1 or more, or None for no cap"),
         ({"timeout": -1}, "timeout is -1"),
@@ -190,9 +191,16 @@ def test_what_tokens_cost_is_as_the_prices_say() -> None:
     usage = Usage(prompt=2_000_000, completion=500_000)
     priced = agent(prices=(0.1, 2))
     assert priced.cost(priced.model, usage) == Decimal("1.2")
-    assert priced.cost("scripted:dear", usage) == 0
+    assert priced.cost("scripted:dear", usage) is None
     assert agent(prices={"scripted:dear": (1, 0)}).cost("scripted:dear", usage) == 2
-    assert agent().cost("scripted", usage) == 0
+    assert agent().cost("scripted", usage) is None
+    assert agent(prices=(0, 0)).cost("scripted", usage) == 0
+
+
+def test_cached_tokens_have_a_price_of_their_own_if_one_is_said() -> None:
+    usage = Usage(prompt=3_000_000, cached=2_000_000, completion=1_000_000, reasoning=500_000)
+    assert agent(prices=(1, 10, 0.25)).cost("scripted", usage) == Decimal("11.5")
+    assert agent(prices=(1, 10)).cost("scripted", usage) == 13
 
 
 def test_which_models_it_may_be_run_with() -> None:
@@ -333,6 +341,19 @@ def test_a_module_without_agents(write: Write) -> None:
     with pytest.raises(AgentsError, match="'shop_d' defines no agent") as error:
         load_agents("shop_d")
     assert error.value.args[0] == str(path)
+
+
+def test_a_budget_that_limits_a_cost_nobody_knows(write: Write) -> None:
+    budget = "budget=Budget(cost=1)"
+    path = write(
+        "shop_costly", "from chaz import Agent, Budget", f"x = Agent('x', instructions='', model='scripted', {budget})"
+    )
+    with pytest.raises(AgentsError, match="limits the cost, and the price of 'scripted' is not known") as error:
+        load_agents("shop_costly")
+    assert error.value.args[0] == f"{path}:2"
+    priced = f"x = Agent('x', instructions='', model='scripted', prices=(0, 1), {budget})"
+    write("shop_priced", "from chaz import Agent, Budget", priced)
+    assert list(load_agents("shop_priced")) == ["x"]
 
 
 def test_two_modules_that_define_the_same_agent(write: Write) -> None:

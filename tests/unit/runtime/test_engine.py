@@ -53,7 +53,18 @@ MAX_RESULT = 200_000
 class Written:
     """One write of the journal."""
 
-    kind: Literal["step", "started", "finished", "refused", "spawned", "answered", "asked", "decided", "compacting"]
+    kind: Literal[
+        "step",
+        "booked",
+        "started",
+        "finished",
+        "refused",
+        "spawned",
+        "answered",
+        "asked",
+        "decided",
+        "compacting",
+    ]
     step: int
     ordinal: int = -1
     turn: Turn | None = None
@@ -62,7 +73,7 @@ class Written:
     outcome: CallOutcome | None = None
     spawn: Spawn | None = None
     child: UUID | None = None
-    cost: Decimal = Decimal(0)
+    cost: Decimal | None = None
 
     def __str__(self) -> str:
         return f"{self.kind} {self.step}" + (f".{self.ordinal}" if self.ordinal >= 0 else "")
@@ -77,9 +88,13 @@ class Recorder:
     """The writes in words, and between them what tools and models say they do."""
     lost: bool = False
     room: Room = "free"
+    rooms: list[Room] = field(default_factory=list[Room])
+    """What there is room for first; ``room`` after that."""
+    limited: bool = False
+    """Whether a turn that is stored comes under a limit."""
     refusal: CallOutcome | None = None
     """What the journal gives for a spawn or a question for a child; None: a wait."""
-    reserved: list[tuple[int, int, Decimal]] = field(default_factory=list[tuple[int, int, Decimal]])
+    reserved: list[tuple[int, int, Decimal | None]] = field(default_factory=list[tuple[int, int, Decimal | None]])
     said: dict[int, list[str]] = field(default_factory=dict[int, list[str]])
     """What people say before a step, by the step."""
     shown: list[str] = field(default_factory=list[str])
@@ -95,12 +110,16 @@ class Recorder:
         self.writes.append(written)
         self.events.append(str(written))
 
-    async def reserve(self, step: int, tokens: int, cost: Decimal) -> Room:
+    async def reserve(self, step: int, tokens: int, cost: Decimal | None) -> Room:
         self.reserved.append((step, tokens, cost))
-        return self.room
+        return self.rooms.pop(0) if self.rooms else self.room
 
-    async def store_step(self, step: int, turn: Turn, usage: Usage, cost: Decimal) -> None:
-        self._write(Written("step", step, turn=turn, usage=usage, cost=cost))
+    async def store_step(self, step: int, turn: Turn, cost: Decimal | None) -> bool:
+        self._write(Written("step", step, turn=turn, cost=cost))
+        return self.limited
+
+    async def book(self, step: int, attempt: int, usage: Usage, cost: Decimal | None) -> None:
+        self._write(Written("booked", step, attempt, usage=usage, cost=cost))
 
     async def admit(self, tool: str, rate: Rate, *, within: float) -> float:
         self.admitted.append(tool)
@@ -180,7 +199,7 @@ class Recorder:
                     records[place] = Record(outcome=written.outcome)
                 case "compacting":
                     records[place] = Record(outcome=written.outcome)
-                case "step":
+                case "step" | "booked":
                     pass
         return records
 
@@ -340,19 +359,6 @@ def test_results_go_back_in_the_order_of_the_calls(make: Make) -> None:
         AssistantMessage(turn=journal.steps[1]),
         ToolMessage(call_id="same", tool="double", content=delimited("10", f"{RUN}:1:0")),
     ]
-
-
-def test_usage_is_stored_as_the_runs_so_far(make: Make) -> None:
-    journal = Recorder()
-    first = asks(("double", {"n": 2})).model_copy(update={"usage": Usage(prompt=1, completion=2)})
-    second = Turn(text="done", usage=Usage(prompt=10, completion=20, cached=5, reasoning=6))
-    run(make(agent(double), Playing(first, second), journal))
-    expected = [Usage(prompt=1, completion=2), Usage(prompt=11, completion=22, cached=5, reasoning=6)]
-    assert [written.usage for written in journal.writes if written.kind == "step"] == expected
-    # And the same when the first step is replayed.
-    again = Recorder(journal.writes[:3])
-    run(make(agent(double), Playing(second), again))
-    assert again.writes[-1].usage == expected[-1]
 
 
 def test_everything_is_written_before_it_is_done(make: Make) -> None:
@@ -856,6 +862,61 @@ def test_a_turn_is_stored_with_its_cost(make: Make) -> None:
     journal = Recorder()
     assert run(make(agent(prices=(2, 100)), Playing(turn), journal)) == Answered("done")
     assert journal.writes[0].cost == Decimal("0.003")
+
+
+def test_a_turn_of_a_model_without_a_price_costs_what_nobody_knows(make: Make) -> None:
+    journal = Recorder()
+    run(make(agent(), Playing(Turn(text="done", usage=Usage(prompt=1))), journal, limited=True))
+    assert (journal.writes[0].cost, journal.reserved[0][2]) == (None, None)
+
+
+def test_so_does_one_of_an_endpoint_that_does_not_say_what_it_took(make: Make) -> None:
+    journal = Recorder()
+    run(make(agent(prices=(2, 100)), Playing(DONE), journal))
+    assert journal.writes[0].cost is None
+
+
+def test_a_run_that_comes_under_a_limit_reserves_its_next_turns(make: Make) -> None:
+    journal = Recorder(limited=True)
+    run(make(agent(double), Playing(asks(("double", {"n": 2})), DONE), journal))
+    assert [step for step, _, _ in journal.reserved] == [1]
+
+
+PAID = {"prompt": 1000, "completion": 10}
+
+
+@pytest.fixture
+def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine, "FIRST_SLEEP", 0)
+
+
+@pytest.mark.usefixtures("hasty")
+def test_turns_that_are_refused_are_booked_with_their_cost(make: Make) -> None:
+    journal = Recorder()
+    model = Playing(
+        ModelUnavailable("scripted", "no finish reason", None, PAID),
+        ModelUnavailable("scripted", "HTTP 503", None),
+        ModelUnavailable("scripted", "malformed", None, PAID),
+        DONE,
+    )
+    assert run(make(agent(prices=(2, 100)), model, journal)) == Answered("done")
+    assert journal.events == ["booked 0.1", "booked 0.3", "step 0"]
+    assert [(each.usage, each.cost) for each in journal.writes[:2]] == [(Usage(**PAID), Decimal("0.003"))] * 2
+
+
+def test_a_turn_that_ends_the_run_is_booked_too(make: Make) -> None:
+    journal = Recorder()
+    with pytest.raises(ModelError, match="cut off by length"):
+        run(make(agent(), Playing(ModelError("scripted", "cut off by length", PAID)), journal))
+    assert journal.events == ["booked 0.1"]
+
+
+@pytest.mark.usefixtures("hasty")
+def test_a_paid_try_is_not_followed_by_another_when_nothing_is_left(make: Make) -> None:
+    model = Playing(ModelUnavailable("scripted", "malformed", None, PAID), DONE)
+    failed = run(make(agent(), model, Recorder(rooms=["free", "none"]), limited=True))
+    assert failed == Failed("budget", "the budget of its tree of runs is used up")
+    assert len(model.asked) == 1
 
 
 # What waits
