@@ -9,13 +9,14 @@ from datetime import UTC, datetime
 from typing import Any
 from uuid import UUID
 
-from chaz.cli.render import coloured, one_line, several_lines, what
+from chaz.cli.render import coloured, one_line, several_lines, what, whole_cost_text
 from chaz.cli.sessions import activity
 from chaz.cli.tree import drawing
 from chaz.deciding import Request, Word
 from chaz.entries import Entry, Place
 from chaz.errors import ChazError, InvalidEntry
 from chaz.listings import SessionFilter, served_agents, tree_of
+from chaz.outcomes import Spent
 from chaz.producer import AsyncChaz, AsyncSession
 from chaz.result import AsyncAgentResult
 
@@ -35,6 +36,7 @@ Whatever you type is a message to the session; @name says which agent is meant.
 /approve [ID]       allow it (/approve all: and whatever else that run calls)
 /deny [ID] [WHY]    do not
 /answer TEXT        answer the question that was asked
+/usage              what the agents of the session have used
 /help, /quit        Ctrl-D and a second Ctrl-C leave, too; runs go on"""
 
 
@@ -177,6 +179,10 @@ class Conversation:
                 self._say(await self._agents())
             case "attach" | "detach":
                 await self._change_roster(name, *rest.split())
+            case "usage":
+                for row in await self._chaz.usage("agent", session=self._session.id):
+                    self._say(f"{one_line(row['agent'])}: {_used(Spent.model_validate(row))}")
+                self._say(f"together: {_used(await self._session.usage())}")
             case "compact":
                 # What came of it is in the log, and shown.
                 self._sent.add((await self._session.compact(sender=self._sender)).id)
@@ -235,6 +241,10 @@ class Conversation:
         if entry.id in self._sent:
             return
         self._show(spoken(entry, colour=self._colour))
+
+
+def _used(spent: Spent) -> str:
+    return f"{spent.calls} calls, {spent.prompt + spent.completion} tokens, cost {whole_cost_text(spent)}"
 
 
 def _asks(asked: Asked) -> str:

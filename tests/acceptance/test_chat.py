@@ -59,6 +59,8 @@ def test_in_a_terminal(processes: Processes, database: ScratchDatabase, environm
         at = terminal.until_shows("cancelled by ada", after=at)
         assert run.state == "cancelled"
         at = terminal.until_shows("idle", after=at)
+        terminal.keys("/usage" + ENTER)
+        at = terminal.until_shows("together: ", after=at)
         terminal.keys("/nonsense" + ENTER)
         at = terminal.until_shows("there is no command /nonsense", after=at)
         terminal.keys(CTRL_C)
