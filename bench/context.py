@@ -72,7 +72,7 @@ def fill(url: str, sessions: dict[str, int]) -> None:
             id = session_id(name)
             connection.execute("insert into chaz.sessions (id, name) values (%s, %s)", [id, name])
             connection.execute("insert into chaz.heads (session_id, next_position) values (%s, %s)", [id, count + 1])
-            connection.execute("insert into chaz.attachments values (%s, 'solo', true)", [id])
+            connection.execute("select chaz.attach(%s, 'solo')", [str(id)])
             ids = [uuid4() for _ in range(count // 5 + 1)]
             columns = "id, session_id, position, seq, type, sender, author, content, metadata, run_id"
             with connection.cursor().copy(f"copy chaz.entries ({columns}) from stdin") as copy:

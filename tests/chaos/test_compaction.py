@@ -36,5 +36,7 @@ def test_a_killed_compaction_is_finished_once(processes: Processes, database: Sc
         assert later.get(timeout=BOUND) == "noted"
     (entry,) = database.query("select metadata from chaz.entries where type = 'summary'")
     assert entry["metadata"]["entries"] == 4
-    (run,) = database.query("select attempt, steps, usage from chaz.runs where cause = 'compaction'")
-    assert (run["attempt"], run["steps"], run["usage"]["prompt"]) == (2, 1, 20)
+    (run,) = database.query("select id, attempt, steps from chaz.runs where cause = 'compaction'")
+    assert (run["attempt"], run["steps"]) == (2, 1)
+    booked = database.query("select prompt_tokens from chaz.model_calls where run_id = %(run)s", run=run["id"])
+    assert booked == [{"prompt_tokens": 20}]
