@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from chaz.entries import Entry, safe_text
+from chaz.errors import ConfigurationError
 from chaz.runtime.tokens import MESSAGE, Count
 
 LEAST = 3
@@ -29,6 +30,7 @@ Keep what later turns need:
 
 Leave out greetings, repetitions and what has been settled without a trace. Say who said what where it matters. Write \
 in the language of the conversation, as plain text, without a preface: the summary alone."""
+_LINE_ENDS = {ord(end): f"\\u{ord(end):04x}" for end in "\x85\u2028\u2029"}
 ASK = "Write the summary of all of the above now, the summary so far included."
 
 
@@ -59,7 +61,8 @@ def prompt_of(so_far: str | None, entries: Sequence[Entry], *, room: int, count:
     """The prompt for a summary of the oldest of the entries that fit, of one at least, and of the summary so far.
 
     ``entries`` are placed, in order, and not none; ``room`` is in tokens, those of :data:`SYSTEM` included. What is too
-    long by itself is cut with a mark: a compaction never fails for the length of what it is to shorten.
+    long by itself is cut with a mark: a compaction never fails for the length of what it is to shorten. Raises
+    ConfigurationError if there is room for nothing of it: what no model has seen must not be covered.
     """
     left = room - 2 * MESSAGE - count(SYSTEM) - count(ASK)
     lines: list[str] = []
@@ -83,8 +86,9 @@ def prompt_of(so_far: str | None, entries: Sequence[Entry], *, room: int, count:
 
 
 def _line(facts: dict[str, str]) -> str:
-    # JSON, so that no text can end its line, and pass for what somebody else has said.
-    return json.dumps(facts, ensure_ascii=False) + "\n"
+    # JSON, so that no text can end its line, and pass for what somebody else has said. It lets through what ends a line
+    # outside ASCII.
+    return json.dumps(facts, ensure_ascii=False).translate(_LINE_ENDS) + "\n"
 
 
 def _cut(about: dict[str, str], key: str, text: str, room: int, count: Count) -> str:
@@ -93,4 +97,9 @@ def _cut(about: dict[str, str], key: str, text: str, room: int, count: Count) ->
     while (tokens := count(line)) > room and keep > 0:
         keep = min(keep - 1, keep * max(room, 0) // tokens)
         line = _line(about | {key: safe_text(text, keep)})
+    if not keep and text:
+        raise ConfigurationError(
+            f"the window of the model is too small to summarise with: {room} tokens of it are left for an entry; "
+            "say how much it holds with context_window, or name a larger one with compaction_model"
+        )
     return line

@@ -10,6 +10,7 @@ from uuid import UUID
 import pytest
 
 from chaz.entries import Entry
+from chaz.errors import ConfigurationError
 from chaz.runtime.compaction import ASK, SYSTEM, Prompt, prompt_of
 from chaz.runtime.tokens import MESSAGE
 
@@ -77,15 +78,30 @@ def test_of_more_than_the_window_holds_the_oldest_are_covered(fits: int) -> None
     assert shorter.covers == 2 * max(1, fits - 1)
 
 
-@pytest.mark.parametrize("room", [-1, 0, FRAME, FRAME + 100, FRAME + 1000])
+@pytest.mark.parametrize("end", ["\x85", "\u2028", "\u2029", "\r", "\x0b", "\x1e"])
+def test_no_text_ends_its_line(end: str) -> None:
+    prompt = prompt_of(f"a{end}b", [entry(1, f"c{end}d")], room=10**9, count=len)
+    so_far, said, ask = prompt.text.splitlines()
+    assert (json.loads(so_far)["summary_so_far"], json.loads(said)["message"]) == (f"a{end}b", f"c{end}d")
+    assert ask == ASK
+
+
+@pytest.mark.parametrize("room", [-1, 0, FRAME, FRAME + 40])
+@pytest.mark.parametrize("so_far", [None, "s" * 50_000])
+def test_a_window_that_holds_nothing_of_it_covers_nothing(room: int, so_far: str | None) -> None:
+    with pytest.raises(ConfigurationError, match="too small"):
+        prompt_of(so_far, [entry(7, "x" * 50_000), entry(8, "y")], room=room, count=len)
+
+
+@pytest.mark.parametrize("room", [FRAME + 200, FRAME + 1000])
 @pytest.mark.parametrize("so_far", [None, "s" * 50_000])
 def test_what_is_too_long_by_itself_is_cut_with_a_mark(room: int, so_far: str | None) -> None:
     prompt = prompt_of(so_far, [entry(7, "x" * 50_000), entry(8, "y")], room=room, count=len)
     assert prompt.covers == 7
     last = lines(prompt)[-1]
     assert last["from"] == "ada"
+    assert size(prompt) <= room
     if room >= FRAME + 1000:
-        assert size(prompt) <= room
         assert "[cut: 50000 characters" in last["message"]
         assert so_far is None or "[cut: 50000 characters" in lines(prompt)[0]["summary_so_far"]
 
