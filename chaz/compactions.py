@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import LiteralString
 from uuid import UUID
 
 from chaz import completion, sessionlog
 from chaz.children import Asked
 from chaz.database import Row, Transaction
 from chaz.deliveries import AuditEvent
-from chaz.entries import Author, Entry, derived_id
+from chaz.entries import ENTRY_SIZE, Author, Entry, derived_id
 from chaz.journal import finish_call, start_call
 from chaz.outcomes import CallOutcome, RunOutcome, ToolCall, Turn
 from chaz.routing import BURST
@@ -28,6 +29,15 @@ AT_ONCE = 1000
 """Entries that one compaction covers at most."""
 _NOW = 2**62
 """A position past all that is placed."""
+WORTH = 8
+"""Such a part of a full window was said since the last summary, before the next is asked for by itself."""
+
+_FIRST_WAITING: LiteralString = """
+    coalesce((
+        select min(trigger_position) from chaz.runs
+        where session_id = %(session)s and state = 'pending' and cause <> 'compaction'), 9223372036854775807)
+"""
+"""Where the first entry stands that still waits for an answer: a summary covers what comes before it."""
 
 
 @dataclass(frozen=True)
@@ -54,9 +64,7 @@ async def uncovered(tx: Transaction, claim: Claim, *, room: int = ROOM) -> Uncov
                 select * from chaz.entries
                 where session_id = %(session)s and seq = 0 and type in ('message', 'directive')
                     and position > %(covers)s and position <= %(read_to)s
-                    and position < all(
-                        select trigger_position from chaz.runs
-                        where session_id = %(session)s and state = 'pending' and cause <> 'compaction')
+                    and position < {_FIRST_WAITING}
                 order by position limit %(limit)s) oldest
             window placed as (order by position)) counted
         where nth <= %(least)s or total <= %(room)s order by position
@@ -137,35 +145,76 @@ async def request(tx: Transaction, claim: Claim, *, step: int, ordinal: int, cal
 async def _request_if_full(tx: Transaction, claim: Claim, full_from: int) -> None:
     """Ask for a compaction if the last prompt was as long, or what was said is, and there is something to summarise.
 
-    What was said counts by itself, since a prompt that leaves some of it out may be short.
+    What was said counts by itself, since a prompt that leaves some of it out may be short. What makes a prompt long may
+    be no words of the session, and a compaction may fail: so once there was one, a :data:`WORTH` of a full window has
+    to be said before the next, or each run would pay for one that shortens nothing.
     """
     newest = await _newest_summary(tx, claim.session_id)
-    counted = await tx.execute(
-        """
-        select count(*) as entries, coalesce(sum(octet_length(content)), 0)::bigint as bytes from chaz.entries
-        where session_id = %(session)s and type in ('message', 'directive') and position > %(covers)s
-        """,
-        {"session": claim.session_id, "covers": newest["covers"] if newest else 0},
-    )
-    said = await counted.fetchone()
-    assert said is not None
-    if said["entries"] < LEAST:
+    covers = newest["covers"] if newest else 0
+    said = await _said(tx, claim.session_id, after=covers, full_from=full_from)
+    if said.entries < LEAST:
         return
     turns = await tx.execute(
         "select turn from chaz.steps where run_id = %(run)s order by step desc limit 1", {"run": claim.run_id}
     )
     last = await turns.fetchone()
     prompt = Turn.model_validate(last["turn"]).usage.prompt if last else 0
-    tokens = max(prompt, said["bytes"] // BYTES_OF_A_TOKEN)
+    tokens = max(prompt, said.tokens)
     if tokens < full_from:
         return
+    if last_try := max(covers, await _came_to_nothing(tx, claim.session_id)):
+        new = await _said(tx, claim.session_id, after=last_try, full_from=full_from)
+        if new.entries < LEAST or new.tokens < full_from // WORTH:
+            return
     id = derived_id("compaction", str(claim.run_id), "end")
     content = f"{claim.agent!r} had {tokens} tokens to read; from {full_from} on the session is summarised"
     await _request(tx, claim, id=id, author="system", sender="chaz", content=content)
 
 
+@dataclass(frozen=True)
+class _Said:
+    entries: int
+    tokens: int
+
+
+async def _said(tx: Transaction, session_id: UUID, *, after: int, full_from: int) -> _Said:
+    """What was said past a position that a summary may cover; no more is read of it than fills a window."""
+    cursor = await tx.execute(
+        f"""
+        select count(*) as entries, coalesce(sum(size + %(each)s), 0)::bigint as bytes from (
+            select octet_length(content) as size from chaz.entries
+            where session_id = %(session)s and seq = 0 and type in ('message', 'directive')
+                and position > %(after)s and position < {_FIRST_WAITING}
+            order by position limit %(limit)s) said
+        """,
+        {
+            "session": session_id,
+            "after": after,
+            "each": ENTRY_SIZE,
+            "limit": max(LEAST, full_from * BYTES_OF_A_TOKEN // ENTRY_SIZE + 1),
+        },
+    )
+    row = await cursor.fetchone()
+    assert row is not None
+    return _Said(row["entries"], row["bytes"] // BYTES_OF_A_TOKEN)
+
+
+async def _came_to_nothing(tx: Transaction, session_id: UUID) -> int:
+    """How far the session's last compaction had read, if it failed or was cancelled; else 0."""
+    cursor = await tx.execute(
+        """
+        select state, coalesce(read_to, trigger_position) as read_to from chaz.runs
+        where session_id = %(session)s and cause = 'compaction' and ended_at is not null
+        order by trigger_position desc, created_at desc limit 1
+        """,
+        {"session": session_id},
+    )
+    row = await cursor.fetchone()
+    return row["read_to"] if row is not None and row["state"] in {"failed", "cancelled"} else 0
+
+
 async def _request(tx: Transaction, claim: Claim, *, id: UUID, author: Author, sender: str, content: str) -> bool:
-    """Insert an unplaced request to the run's agent; False, and nothing, if the session has an open one."""
+    """Insert an unplaced request to the run's agent; False, and nothing, if the session has an open one that is due."""
     cursor = await tx.execute(
         """
         insert into chaz.entries (id, tenant, session_id, type, sender, author, recipient, content, run_id)
@@ -180,7 +229,8 @@ async def _request(tx: Transaction, claim: Claim, *, id: UUID, author: Author, s
                 where session_id = %(session)s and state in ('queued', 'running', 'parked') and cause = 'compaction')
             and not exists (
                 select from chaz.runs
-                where session_id = %(session)s and state = 'pending' and cause = 'compaction')
+                where session_id = %(session)s and state = 'pending' and cause = 'compaction'
+                    and (not_before is null or not_before <= clock_timestamp()))
         on conflict on constraint entries_pkey do nothing
         """,
         {

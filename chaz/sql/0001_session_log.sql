@@ -408,6 +408,7 @@ create index runs_children on chaz.runs (parent_run_id) where parent_run_id is n
 create index runs_superseded_by on chaz.runs (superseded_by) where superseded_by is not null;
 create index runs_retries on chaz.runs (retry_of) where retry_of is not null;
 create index runs_created on chaz.runs (created_at);
+create index runs_compactions on chaz.runs (session_id, trigger_position) where cause = 'compaction';
 
 -- Whoever makes a run queued rings, so that a listener publishes it; and whoever makes room under an agent's cap.
 create constraint trigger runs_ring_insert after insert on chaz.runs deferrable initially deferred

@@ -26,7 +26,7 @@ from chaz.aside import Aside
 from chaz.database import Transaction
 from chaz.entries import Entry, derived_id, session_id
 from chaz.errors import ModelError, ModelUnavailable
-from chaz.outcomes import Turn
+from chaz.outcomes import RunOutcome, Turn
 from chaz.runtime import context
 from tests.fixtures.stations import Stations, a_call
 from tests.fixtures.summaries import Summaries
@@ -483,6 +483,94 @@ async def test_a_full_window_does_not_ask_twice_nor_for_nothing(summaries: Summa
     await summaries.execute(run)
     await summaries.work()
     assert len(await summaries.of_type("compaction_request")) == 1
+
+
+@pytest.mark.parametrize("summary", ["summary", "", ModelError("x", "no")])
+async def test_what_shortens_nothing_is_not_asked_for_again_and_again(
+    summaries: Summaries, summary: str | Exception
+) -> None:
+    # The prompts are long, but not for what was said: a tool gave much, say.
+    summaries.start(context_window=10_000, reserved_output=1_000, compact_at=0.7)
+    summaries.model.prompt = 9_000
+    summaries.model.says = [summary]
+    await summaries.talk(*"abcdefgh")
+    assert len(summaries.model.compactions) == 1
+
+    # As soon as an eighth of a full window was said, it is worth another.
+    await summaries.talk("x" * 1_600, "y")
+    assert len(summaries.model.compactions) == 2
+
+
+async def test_what_waits_for_an_answer_is_not_asked_to_be_summarised(summaries: Summaries) -> None:
+    await summaries.talk("one", "two")
+    await summaries.stations.say("s", "tomorrow", countdown=timedelta(days=1))
+    summaries.start(context_window=1_000, reserved_output=100, compact_at=0.7)
+    summaries.model.prompt = 900
+    await summaries.talk("x" * 4_000, "y" * 4_000, "z" * 4_000)
+
+    assert len(await summaries.of_type("compaction_request")) == len(await summaries.of_type("summary")) == 1
+    assert not await summaries.of_type("note")
+
+
+async def test_one_that_is_asked_for_later_is_not_in_the_way(summaries: Summaries, stations: Stations) -> None:
+    summaries.start(tools=["compact"], context_window=10_000, reserved_output=1_000, compact_at=0.7)
+    await summaries.talk("one", "two")
+    later = await summaries.ask_to_compact(countdown=timedelta(days=1))
+    summaries.model.prompt = 9_000
+    await summaries.talk("three")
+    assert len(await summaries.of_type("summary")) == 1
+
+    summaries.model.prompt = 100
+    await summaries.talk("four")
+    summaries.model.calls = [(a_call("compact", "{}"),)]
+    await summaries.talk("five")
+    assert len(await summaries.of_type("summary")) == 2
+    assert await stations.state(later.id) == "pending"
+
+
+async def test_to_ask_reads_no_more_than_fills_a_window(summaries: Summaries, stations: Stations) -> None:
+    await summaries.talk("one")
+    await stations.fetch(
+        """
+        with moved as (
+            update chaz.heads set next_position = next_position + 5000 where session_id = %(session)s
+            returning next_position - 5001 as last)
+        insert into chaz.entries (session_id, position, type, sender, author, content)
+        select %(session)s, last + n, 'message', 'ada', 'human', 'x' from moved, generate_series(1, 5000) n
+        returning id
+        """,
+        session=session_id("s"),
+    )
+    run = await stations.say("s", "two")
+    await stations.place()
+    claim = await stations.claim(run)
+
+    async def end(tx: Transaction) -> int:
+        await compactions.end_run(tx, claim, RunOutcome(state="succeeded", text="done"), full_from=800)
+        counted = await tx.execute(
+            """
+            select idx_tup_fetch + seq_tup_read as read from pg_stat_xact_user_tables
+            where schemaname = 'chaz' and relname = 'entries'
+            """
+        )
+        row = await counted.fetchone()
+        assert row is not None
+        return row["read"]
+
+    # 800 tokens are 3200 bytes: 100 entries fill them.
+    assert await stations.transact(end) < 500
+    await summaries.work()
+    assert len(await summaries.of_type("summary")) == 1
+
+
+async def test_a_window_too_small_for_any_of_it_fails_and_covers_nothing(summaries: Summaries) -> None:
+    await summaries.talk("one " + "x" * 3_000, "two")
+    summaries.start(context_window=500)
+    handle = await summaries.compact()
+    with pytest.raises(RunFailed, match="context_window"):
+        handle.get(timeout=5)
+    assert not summaries.model.compactions
+    assert not await summaries.of_type("summary")
 
 
 async def test_a_session_larger_than_the_window_is_summarised_from_its_oldest_part(summaries: Summaries) -> None:
