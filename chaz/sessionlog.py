@@ -48,6 +48,11 @@ ENTRY: LiteralString = """
     id, session_id, position, seq, type, sender, author, recipient, content,
     metadata - 'session' - 'options' as metadata, run_id, created_at
 """
+SAID: LiteralString = """
+    id, session_id, position, seq, type, sender, author, recipient, content,
+    '{}'::jsonb as metadata, run_id, created_at
+"""
+"""An entry as models are shown it: without its metadata, which may be of any size."""
 
 
 @dataclass(frozen=True)
@@ -262,7 +267,7 @@ _OWN_TRIGGERS: LiteralString = """
             and n.metadata->>'reason' = 'coalesced' and n.metadata->>'run' = %(run)s::text))
 """
 NEWEST_SUMMARY: LiteralString = f"""
-    select {ENTRY},
+    select {SAID},
         case when jsonb_typeof(metadata->'covers') = 'number' and metadata->>'covers' ~ '^[0-9]{{1,18}}$'
             then least((metadata->>'covers')::bigint, position - 1) else position - 1 end as covers
     from chaz.entries
@@ -338,9 +343,9 @@ async def _own_triggers(tx: Transaction, place: Mapping[str, Any], room: int) ->
     most = min(fair_share(sizes.values(), room), MAX_CONTENT)
     cursor = await tx.execute(
         f"""
-        select {ENTRY}, length(whole) as whole from (
+        select {SAID}, length(whole) as whole from (
             select id, session_id, position, seq, type, sender, author, recipient, left(content, %(most)s) as content,
-                metadata, run_id, created_at, content as whole
+                run_id, created_at, content as whole
             from chaz.entries where id = any(%(ids)s)) e
         order by position
         """,
@@ -361,7 +366,7 @@ async def _newest(
     while True:
         cursor = await tx.execute(
             f"""
-            select {ENTRY}, total from (
+            select {SAID}, total from (
                 select *, sum(octet_length(content) + %(each)s) over (order by position desc) as total from (
                     select * from chaz.entries
                     where session_id = %(session)s and type in ('message', 'directive')

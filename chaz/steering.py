@@ -13,7 +13,7 @@ from chaz import sessionlog
 from chaz.database import Transaction
 from chaz.entries import Entry
 from chaz.runs import TAKEN_BACK, Claim, fence
-from chaz.sessionlog import ENTRY
+from chaz.sessionlog import SAID
 
 
 async def is_spoken_to(tx: Transaction, claim: Claim, *, after: int) -> bool:
@@ -77,7 +77,7 @@ async def heard(tx: Transaction, run_id: UUID, session_id: UUID, *, after: int) 
     """The messages past position ``after`` that the run has taken over, in order; also those taken back since."""
     cursor = await tx.execute(
         f"""
-        select {ENTRY} from chaz.entries e
+        select {SAID} from chaz.entries e
         where session_id = %(session)s and position > %(after)s and seq = 0
             and id = any(array(
                 select r.id from chaz.runs r where r.superseded_by = %(run)s

@@ -68,6 +68,18 @@ async def cancel(stations: Stations, *runs: Any) -> None:
     await cancelling.walk(stations.database, aside=Aside())
 
 
+async def test_no_metadata_is_read(stations: Stations) -> None:
+    """It may be of any size, and no model is shown it."""
+    large = {"payload": "x" * 100_000}
+    await stations.end(await stations.claimed("s", "question", metadata=large))
+    await summarise(stations, "so far", large | {"covers": 1})
+    claim = await stations.claimed("s", "now", metadata=large)
+    place: dict[str, Any] = {"session_id": claim.session_id, "run_id": claim.run_id, "read_to": claim.read_to}
+    conversation, triggers = await stations.transact(lambda tx: sessionlog.context_entries(tx, **place))
+    assert [entry.content for entry in [*conversation, *triggers]] == ["so far", "done", "now"]
+    assert not any(entry.metadata for entry in [*conversation, *triggers])
+
+
 async def test_the_newest_of_the_conversation_comes_before_what_is_answered(stations: Stations) -> None:
     for n in range(4):
         await stations.end(await stations.claimed("s", f"question {n}"), text=f"answer {n}")
