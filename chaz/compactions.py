@@ -23,7 +23,7 @@ from chaz.routing import BURST
 from chaz.runs import Claim
 from chaz.runtime.compaction import LEAST
 from chaz.runtime.tokens import BYTES_OF_A_TOKEN
-from chaz.sessionlog import ENTRY, NEWEST_SUMMARY, ROOM
+from chaz.sessionlog import NEWEST_SUMMARY, ROOM, SAID
 
 AT_ONCE = 1000
 """Entries that one compaction covers at most."""
@@ -32,10 +32,20 @@ _NOW = 2**62
 WORTH = 8
 """Such a part of a full window was said since the last summary, before the next is asked for by itself."""
 
+# What waits to be tried again answers all that the tries before it did.
 _FIRST_WAITING: LiteralString = """
-    coalesce((
-        select min(trigger_position) from chaz.runs
-        where session_id = %(session)s and state = 'pending' and cause <> 'compaction'), 9223372036854775807)
+    (with recursive waiting as (
+        select trigger_position, retry_of from chaz.runs
+        where session_id = %(session)s and state = 'pending' and cause <> 'compaction'
+    ), tries(run) as (
+        select retry_of from waiting where retry_of is not null
+        union
+        select r.retry_of from tries join chaz.runs r on r.id = tries.run
+    )
+    select coalesce(min(trigger_position), 9223372036854775807) from (
+        select trigger_position from waiting
+        union all
+        select trigger_position from chaz.runs where superseded_by = any(array(select run from tries))) unanswered)
 """
 """Where the first entry stands that still waits for an answer: a summary covers what comes before it."""
 
@@ -58,7 +68,7 @@ async def uncovered(tx: Transaction, claim: Claim, *, room: int = ROOM) -> Uncov
     newest = await _newest_summary(tx, claim.session_id, claim.read_to)
     rows = await tx.execute(
         f"""
-        select {ENTRY} from (
+        select {SAID} from (
             select *, row_number() over placed as nth, sum(octet_length(content)) over placed as total
             from (
                 select * from chaz.entries

@@ -300,6 +300,29 @@ async def test_what_is_unanswered_is_not_covered_nor_what_comes_after_it(
     assert summaries.model.asked[-1].texts == [SUMMARY.format(1), "ada: three", "re: ada: three", "ada: four"]
 
 
+async def test_what_a_run_to_be_tried_again_took_along_is_not_covered(
+    summaries: Summaries, stations: Stations, chaz: Chaz
+) -> None:
+    await summaries.talk("one", "two")
+    first = await stations.claimed("s", "three")
+    # The later one goes first, takes the other along, and fails.
+    earlier, later = await stations.say("s", "four"), await stations.say("s", "five", priority=1)
+    await stations.place()
+    await stations.end(first)
+    failed = await stations.claim(later)
+    assert await stations.state(earlier) == "superseded"
+    await stations.end(failed, state="failed", reason="model")
+    busy = await stations.claimed("s", "six")
+    await asyncio.to_thread(chaz.requeue, later)
+    handle = await summaries.ask_to_compact(priority=2)
+    await stations.place()
+    await stations.end(busy)
+
+    claim = await stations.claim(handle.id)
+    uncovered = await stations.transact(lambda tx: compactions.uncovered(tx, claim))
+    assert [entry.content for entry in uncovered.entries][4:] == ["three"]
+
+
 async def test_of_two_at_once_one_wins(summaries: Summaries, stations: Stations) -> None:
     handle, task = await compacting(summaries)
 
