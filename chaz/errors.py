@@ -17,6 +17,8 @@
     ├── InvalidSubject              what is to be paused, resumed or limited is named wrongly
     ├── InvalidLimit                a limit limits nothing, or is less than nothing
     ├── InvalidQuery                usage is asked for by what it is not kept by
+    ├── InvalidSchedule             what is asked for is no schedule, or more than the deployment allows
+    ├── UnknownSchedule
     ├── NotRequeueable              a run that is to be run anew has neither failed nor been cancelled
     │   ├── AlreadyRequeued         ... or has been, and goes on as another
     │   └── RequeueRefused          ... or could only fail again
@@ -166,6 +168,20 @@ class InvalidQuery(ChazError):
     """Usage cannot be told so. Args: what is wrong, with the value."""
 
     exit_code = 65
+
+
+class InvalidSchedule(ChazError):
+    """What is asked for is no schedule, or more than is allowed. Args: the field, what is wrong and what to do."""
+
+    message = "{0}: {1}"
+    exit_code = 65
+
+
+class UnknownSchedule(ChazError):
+    """The agent has no schedule of this id. Args: the agent, the id."""
+
+    message = "agent {0!r} has no schedule {1!r}; `chaz schedules list` shows those that there are"
+    exit_code = 66
 
 
 class NotRequeueable(ChazError):

@@ -22,6 +22,7 @@ from chaz.errors import (
     InvalidEntry,
     InvalidLimit,
     InvalidQuery,
+    InvalidSchedule,
     InvalidSubject,
     LimitReached,
     ModelError,
@@ -38,6 +39,7 @@ from chaz.errors import (
     UnknownPrice,
     UnknownRequest,
     UnknownRun,
+    UnknownSchedule,
     UnknownSession,
     WaitInsideRun,
     WaitTimeout,
@@ -53,6 +55,12 @@ SAMPLES: dict[type[ChazError], tuple[tuple[object, ...], str, int]] = {
     SchemaError: (("there is none",), "there is none; run `chaz schema upgrade`", 78),
     BrokerUnavailable: (("mq", "refused"), "the broker at mq is not available: refused", 69),
     EmbeddedError: (("no wheel",), "no wheel", 69),
+    InvalidSchedule: (("cron", "it is wrong"), "cron: it is wrong", 65),
+    UnknownSchedule: (
+        ("solo", "daily"),
+        "agent 'solo' has no schedule 'daily'; `chaz schedules list` shows those that there are",
+        66,
+    ),
     InvalidEntry: (("empty",), "empty", 65),
     Conflict: (
         ("1f", "content"),
