@@ -12,6 +12,8 @@ The way of an entry, file by file:
 - ``completion.py``: ends a run and answers its parent
 - ``result.py``: the handle
 
+Besides by entries, agents wake by schedules (``schedules.py``), which the listener fires (``firing.py``).
+
 Importing this package loads neither Celery nor Kombu nor an LLM SDK.
 """
 
@@ -22,6 +24,7 @@ from chaz.errors import (
     Conflict,
     DatabaseUnavailable,
     InvalidEntry,
+    InvalidSchedule,
     NotPermitted,
     NotRequeueable,
     RunCancelled,
@@ -29,10 +32,12 @@ from chaz.errors import (
     UnknownAgent,
     UnknownRequest,
     UnknownRun,
+    UnknownSchedule,
     UnknownSession,
     WaitTimeout,
 )
 from chaz.outcomes import Spent
+from chaz.planning import Schedule
 from chaz.producer import AsyncChaz, AsyncSession, Chaz, Session
 from chaz.result import AgentResult, AsyncAgentResult, as_completed
 from chaz.rosters import Attachment
@@ -56,16 +61,19 @@ __all__ = [
     "DatabaseUnavailable",
     "Entry",
     "InvalidEntry",
+    "InvalidSchedule",
     "NotPermitted",
     "NotRequeueable",
     "Request",
     "RunCancelled",
     "RunFailed",
+    "Schedule",
     "Session",
     "Spent",
     "UnknownAgent",
     "UnknownRequest",
     "UnknownRun",
+    "UnknownSchedule",
     "UnknownSession",
     "WaitTimeout",
     "as_completed",

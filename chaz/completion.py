@@ -12,7 +12,7 @@ from datetime import timedelta
 from typing import Any
 from uuid import UUID
 
-from chaz import approvals, budgets, mentions, sessionlog
+from chaz import approvals, budgets, mentions, schedules, sessionlog
 from chaz.channels import ABORT, DONE
 from chaz.database import Row, Transaction
 from chaz.deliveries import AuditEvent, event_body
@@ -112,6 +112,7 @@ async def _end(
     await _queue_next(tx, run)
     await answer_parents(tx, run_id, answer_of(run["agent"], outcome.model_copy(update={"text": text})))
     await budgets.release(tx, run_id)
+    await schedules.settle(tx, run, outcome)
     await tx.execute(
         """
         with told as (

@@ -17,7 +17,7 @@ from datetime import timedelta
 from functools import partial
 from uuid import UUID, uuid4
 
-from chaz import cancelling, interrupts, sweeps
+from chaz import cancelling, firing, interrupts, sweeps
 from chaz.aside import Aside
 from chaz.audit import trail
 from chaz.audit.publisher import AuditPublisher
@@ -72,6 +72,7 @@ class Listener:
         self._left = False
         self._behind = False
         self._nap = settings.short_poll
+        self._next_schedule = float("inf")
         self._aside = Aside()
 
     def stop(self) -> None:
@@ -114,10 +115,11 @@ class Listener:
             self._teller.close()
 
     async def _sleep(self, stopped: asyncio.Task[bool]) -> bool:
+        longest = max(self._settings.short_poll, min(self._settings.long_poll, self._next_schedule - time.monotonic()))
         if not self._behind:
-            return await self._ear.wait(stopped, self._settings.long_poll)
+            return await self._ear.wait(stopped, longest)
         # Claims make room for more, and ring no bell.
-        nap = min(self._nap, self._settings.long_poll)
+        nap = min(self._nap, longest)
         self._nap = nap * 2
         return await self._ear.wait(stopped, nap)
 
@@ -213,6 +215,7 @@ class Listener:
         self._in_contact()
         self._left = False
         self._behind = due.behind
+        self._next_schedule = float("inf") if due.next_schedule is None else time.monotonic() + due.next_schedule
         if not due:
             return False
         found = False
@@ -230,6 +233,8 @@ class Listener:
             found |= interrupted
         if due.scheduled:
             found |= await self._attempt("queueing what was to come later", self._queue_scheduled)
+        if due.schedules:
+            found |= await self._attempt("firing schedules", self._fire)
         # After an outage, workers that live have yet to say so: their runs are not lost.
         if due.lost and time.monotonic() - self._in_contact_since > self._settings.lease:
             found |= await self._attempt("taking back the runs of lost workers", self._rescue)
@@ -269,6 +274,14 @@ class Listener:
 
     async def _queue_scheduled(self) -> bool:
         return await sweeps.queue_scheduled(self._database) > 0
+
+    async def _fire(self) -> bool:
+        fired, left = await firing.fire_due(self._database, grace=self._settings.schedule_grace, aside=self._aside)
+        self._left |= left
+        for one in fired:
+            came_to = f"run={one.run_id}" if one.run_id else f"skipped: {one.skipped}, {one.detail}"
+            logger.info("listener: schedule %s of %s, slot %s: %s", one.id, one.agent, one.slot.isoformat(), came_to)
+        return bool(fired)
 
     async def _place_and_publish(self) -> bool:
         """Place what is unplaced and publish what is due, in one transaction; whether there was anything."""

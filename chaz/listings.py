@@ -40,7 +40,7 @@ async def list_runs(database: Database, wanted: RunFilter) -> list[dict[str, Any
 
     That has the fields of a :class:`chaz.outcomes.Spent`.
     """
-    hidden = {"claim", "worker_id", "digest"}
+    hidden = {"claim", "worker_id", "digest", "prompt"}
     found = await _fetch(
         database,
         select(*(column for column in runs.c if column.name not in hidden), sessions.c.name.label("session"))

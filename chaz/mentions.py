@@ -20,11 +20,15 @@ async def answered(tx: Transaction, run: Row, *, position: int, text: str, burst
 
     ``burst`` is the deployment's. What is woken is a run as that of a message is: it takes its turn and coalesces. But
     whatever the session's ``on_message`` says, it is not refused, interrupts nothing and steers nobody: the only run
-    at work is the one that is ending.
+    at work is the one that is ending. What a schedule has its agent say does not count, and wakes nobody beyond the
+    burst.
     """
     head = await tx.execute(
-        "update chaz.heads set agents_said = agents_said + 1 where session_id = %(session)s returning agents_said",
-        {"session": run["session_id"]},
+        """
+        update chaz.heads set agents_said = agents_said + %(counts)s where session_id = %(session)s
+        returning agents_said + 1 - %(counts)s as agents_said
+        """,
+        {"session": run["session_id"], "counts": int(run["prompt"] is None)},
     )
     counted = await head.fetchone()
     if counted is None or "@" not in text:

@@ -96,8 +96,8 @@ def typed_error(word: str, text: str) -> CallOutcome:
 
     Of a call: ``unknown_tool``, ``not_allowed``, ``rate_limited``, ``denied``, ``secret_arguments``, ``withheld``; of a
     spawn besides: ``bad_arguments``, ``too_deep``, ``over_budget``, ``past_deadline``; of a child: ``failed``,
-    ``cancelled``, ``timed_out``, ``unknown_agent``, ``over_budget``; of ``agent_result``: ``unknown_run``; of what a
-    person is asked: ``denied``, ``timed_out``.
+    ``cancelled``, ``timed_out``, ``unknown_agent``, ``over_budget``; of ``agent_result``: ``unknown_run``; of
+    schedules: ``unknown_schedule``; of what a person is asked: ``denied``, ``timed_out``.
     """
     return CallOutcome(kind="error", content=f"{word}: {text}", error=word)
 

@@ -36,12 +36,12 @@ async def requeue(tx: Transaction, run_id: UUID) -> UUID:
             with fresh as materialized (
                 select chaz.new_id() as id),
             made as (
-                insert into chaz.runs (id, tenant, session_id, agent, state, cause, trigger_position, retry_of,
-                    priority, parent_run_id, root_run_id, depth, depth_left, scope, model, max_steps, suspect,
+                insert into chaz.runs (id, tenant, session_id, agent, state, cause, trigger_position, prompt,
+                    retry_of, priority, parent_run_id, root_run_id, depth, depth_left, scope, model, max_steps, suspect,
                     deadline, queued_at)
                 select fresh.id, r.tenant, r.session_id, r.agent,
                     case when h.active_run is null then 'queued' else 'pending' end,
-                    case r.cause when 'compaction' then r.cause else 'requeue' end, r.trigger_position,
+                    case r.cause when 'compaction' then r.cause else 'requeue' end, r.trigger_position, r.prompt,
                     r.id, r.priority, r.parent_run_id,
                     case r.root_run_id when r.id then fresh.id else r.root_run_id end,
                     r.depth, r.depth_left, r.scope, r.model, r.max_steps, r.suspect,

@@ -9,7 +9,7 @@ from functools import partial
 from typing import TypeVar
 from uuid import UUID
 
-from chaz import approvals, children, compactions, journal, rates, steering
+from chaz import approvals, children, compactions, journal, rates, scheduling, steering
 from chaz.asking import Approving, Ask
 from chaz.children import Asked
 from chaz.database import REFUSED, Database, Transaction
@@ -17,6 +17,7 @@ from chaz.deliveries import AuditEvent
 from chaz.entries import Budget
 from chaz.lineage import Spawn
 from chaz.outcomes import CallOutcome, Room, ToolCall, Turn, Usage, typed_error
+from chaz.planning import Ceilings, ScheduleCall
 from chaz.runs import Claim
 from chaz.runtime.context import spoken
 from chaz.runtime.models import HistoryMessage
@@ -41,6 +42,7 @@ class RunJournal:
         approving: Approving,
         tell: Callable[[list[AuditEvent]], None],
         wait_for_lease: Callable[[], Awaitable[None]],
+        ceilings: Ceilings,
     ) -> None:
         self._database = database
         self._claim = claim
@@ -48,6 +50,7 @@ class RunJournal:
         self._model = model
         self._budget = budget
         self._approving = approving
+        self._ceilings = ceilings
         self._tell = tell
         self._wait_for_lease = wait_for_lease
         self.read_to = claim.read_to
@@ -145,6 +148,13 @@ class RunJournal:
             return outcome
         self._tell(asked.events)
         return asked.outcome
+
+    async def schedule(self, step: int, ordinal: int, call: ToolCall, wanted: ScheduleCall) -> CallOutcome:
+        outcome = await self._ask(
+            step, ordinal, partial(scheduling.perform, call=call, wanted=wanted, ceilings=self._ceilings)
+        )
+        assert outcome is not None
+        return outcome
 
     async def _ask(self, step: int, ordinal: int, ask: Callable[..., Awaitable[Asked]]) -> CallOutcome | None:
         place = {"claim": self._claim, "step": step, "ordinal": ordinal}

@@ -70,6 +70,8 @@ class Claim(Attempt):
     tenant: str
     agent: str
     cause: str
+    prompt: str | None
+    """What a schedule tells the run, which then answers no entry."""
     ack_position: int
     read_to: int
     parent_run_id: UUID | None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from math import inf
 from typing import Any, LiteralString
 from uuid import UUID
@@ -24,6 +24,7 @@ from chaz.entries import (
     Entry,
     EntryType,
     cut_mark,
+    derived_id,
     fair_share,
 )
 
@@ -392,6 +393,24 @@ async def _newest(
             return found[::-1]
         room -= totals[-1]
         up_to = rows[-1]["position"] - 1
+
+
+def private_entry(session_id: UUID, agent: str, prompt: str) -> Entry:
+    """What a schedule tells a run, in the form of an instruction that its log does not have."""
+    return Entry(
+        id=derived_id("prompt", str(session_id), prompt),
+        session_id=session_id,
+        position=None,
+        seq=0,
+        type="directive",
+        sender=agent,
+        author="system",
+        recipient=agent,
+        content=prompt,
+        metadata={},
+        run_id=None,
+        created_at=datetime.now(UTC),
+    )
 
 
 class Follower:

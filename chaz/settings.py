@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping
+from datetime import timedelta
 from typing import Any, cast
 from urllib.parse import SplitResult, quote, unquote, urlsplit
 
@@ -17,6 +18,7 @@ from pydantic_core import PydanticCustomError, from_json
 from chaz.asking import Approving
 from chaz.entries import SecretsPolicy
 from chaz.errors import ConfigurationError
+from chaz.planning import Ceilings
 from chaz.routing import BURST
 
 # libpq takes several, separated by commas.
@@ -57,6 +59,15 @@ class Settings(BaseModel):
     approval_timeout: float = Field(default=300.0, gt=0, le=86_400 * 365)
     """How long a person's word is waited for."""
 
+    max_schedules: int = Field(default=100, ge=0)
+    """How many schedules an agent may have."""
+    shortest_schedule: float = Field(default=60.0, gt=0, le=86_400 * 365)
+    """The shortest time between two firings of a schedule."""
+    schedules_of_others: bool = False
+    """Whether agents' tools may touch the schedules of other agents."""
+    schedule_grace: float = Field(default=60.0, ge=0, le=86_400 * 365)
+    """How late a slot of a schedule may fire; later it was missed."""
+
     beat: float = Field(default=3.0, gt=0)
     """How often a worker process renews its lease."""
     lease: float = Field(default=15.0, gt=0)
@@ -84,6 +95,12 @@ class Settings(BaseModel):
     def approving(self) -> Approving:
         """What holds of approvals in sessions that say nothing."""
         return Approving(names_of(self.approvers), names_of(self.auto_approve), self.approval_timeout)
+
+    @property
+    def ceilings(self) -> Ceilings:
+        """What is allowed of schedules."""
+        shortest = timedelta(seconds=self.shortest_schedule)
+        return Ceilings(self.max_schedules, shortest, self.schedules_of_others)
 
     @field_validator("tool_policies", mode="before")
     @classmethod

@@ -17,7 +17,12 @@ from chaz.sessionlog import SAID
 
 
 async def is_spoken_to(tx: Transaction, claim: Claim, *, after: int) -> bool:
-    """Whether a message past position ``after`` waits that the run is to hear. Mostly none does; this locks nothing."""
+    """Whether a message past position ``after`` waits that the run is to hear. Mostly none does; this locks nothing.
+
+    A run that a schedule woke hears none: it may have nothing to say, and a message is owed an answer.
+    """
+    if claim.prompt is not None:
+        return False
     cursor = await tx.execute(
         f"""
         select from chaz.sessions s where s.id = %(session)s and s.on_message = 'steer' and exists (

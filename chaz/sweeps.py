@@ -32,6 +32,7 @@ class Due:
     inbox: bool
     cancel: bool
     scheduled: bool
+    schedules: bool
     publish: bool
     interrupting: bool
     lost: bool
@@ -41,9 +42,11 @@ class Due:
     callbacks: bool
     behind: bool
     """Somebody's runs wait for others of theirs to be claimed, which rings no bell. No work in itself."""
+    next_schedule: float | None
+    """Seconds until a schedule is due, of those that are not yet."""
 
     def __bool__(self) -> bool:
-        return any(astuple(replace(self, behind=False)))
+        return any(astuple(replace(self, behind=False, next_schedule=None)))
 
 
 async def due(database: Database, *, lease: float = 0.0) -> Due:
@@ -56,6 +59,9 @@ async def due(database: Database, *, lease: float = 0.0) -> Due:
             exists (select from chaz.cancellations where done_at is null) as cancel,
             exists (select from chaz.runs r join chaz.heads h on h.session_id = r.session_id and h.active_run is null
                 where r.state = 'pending' and r.not_before <= now()) as scheduled,
+            exists (select from chaz.schedules where next_at <= now()) as schedules,
+            (select extract(epoch from min(next_at) - now())::float8 from chaz.schedules where next_at > now())
+                as next_schedule,
             exists (select from room cross join lateral ({DUE} limit 1) due
                 where room.ahead > 0 and (room.under_cap is null or room.under_cap > 0)) as publish,
             exists (select from room where room.ahead <= 0) as behind,

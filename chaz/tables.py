@@ -38,6 +38,7 @@ sessions = Table(
     Column("max_steps", Integer),
     Column("deadline", DateTime(timezone=True)),
     Column("detached", Boolean, nullable=False),
+    Column("schedule", Uuid),
     Column("on_message", Text, nullable=False),
     Column("created_at", DateTime(timezone=True), nullable=False),
 )
@@ -52,6 +53,7 @@ runs = Table(
     Column("state", Text, nullable=False),
     Column("cause", Text, nullable=False),
     Column("trigger_position", BigInteger),
+    Column("prompt", Text),
     Column("retry_of", Uuid),
     Column("superseded_by", Uuid),
     Column("interrupts", Uuid),

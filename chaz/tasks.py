@@ -15,6 +15,7 @@ from celery import Task, signals
 from celery.exceptions import Ignore, Retry
 from pydantic import ValidationError
 
+from chaz import schedules
 from chaz.broker import check, declare, run_queue
 from chaz.celery import app, end_program, settings
 from chaz.channels import ISOLATION, broker_name, task_name
@@ -163,6 +164,10 @@ async def _register(url: str, agents: Agents) -> None:
                     for agent in agents.values()
                 ],
             )
+            for name in sorted(agents):
+                await schedules.declare(
+                    tx, name, agents[name].schedules, tenant=settings.tenant, ceilings=settings.ceilings
+                )
 
         await database.transact(work)
     finally:

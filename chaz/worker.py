@@ -369,6 +369,7 @@ class WorkerProcess:
             self._settings.approving,
             self._audit.tell,
             self.wait_for_lease,
+            self._settings.ceilings,
         )
         if claim.cause == "compaction":
             return await self._compact(agent, claim, run_journal)
@@ -459,6 +460,8 @@ class WorkerProcess:
                 read_to=read_to,
                 room=room * BYTES_OF_A_TOKEN,
             )
+            if claim.prompt is not None:
+                triggers = [*triggers, sessionlog.private_entry(claim.session_id, claim.agent, claim.prompt)]
             later = await steering.heard(tx, claim.run_id, claim.session_id, after=read_to) if steps else []
             attached = await rosters.roster(tx, claim.session_id)
             lead = next((attachment.agent for attachment in attached if attachment.lead), None)

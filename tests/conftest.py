@@ -10,6 +10,7 @@ pytest_plugins = [
     "tests.fixtures.shared",
     "tests.fixtures.postgres",
     "tests.fixtures.stations",
+    "tests.fixtures.schedules",
     "tests.fixtures.broker",
     "tests.fixtures.listeners",
     "tests.fixtures.summaries",

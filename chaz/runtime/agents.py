@@ -18,7 +18,8 @@ from chaz.entries import Budget
 from chaz.errors import AgentsError, ConfigurationError
 from chaz.lineage import Scope, in_scope, matches
 from chaz.outcomes import Usage
-from chaz.runtime.builtin import BUILT_IN, BUILT_IN_NAMES
+from chaz.planning import Schedule
+from chaz.runtime.builtin import BUILT_IN, BUILT_IN_NAMES, SPAWN_AGENT
 from chaz.runtime.limits import RESERVED_OUTPUT, known_window
 from chaz.runtime.models import ToolSchema, check_model_name
 from chaz.runtime.policy import Overrides, PolicyFields, ToolPolicy
@@ -38,8 +39,8 @@ class Agent:
 
     ``model`` is a name such as ``openai:gpt-5-mini``, or ``scripted``; ``models`` are others (globs too) that whoever
     spawns it may choose. ``tools`` holds functions made by :func:`chaz.tool`; ``"spawn_agent"`` among them gives the
-    built-in tools ``spawn_agent`` and ``agent_result``. ``policies`` changes how they may be called, by names and
-    globs: ``{"web.*": {"approval": "always"}}``.
+    built-in tools ``spawn_agent`` and ``agent_result``, ``"schedules"`` those for its schedules. ``policies`` changes
+    how they may be called, by names and globs: ``{"web.*": {"approval": "always"}}``.
 
     Limits of a run: ``max_steps`` is the most turns of its model, ``timeout`` the seconds from its making to its
     deadline, ``model_timeout`` those of one turn. Limits of all that it spawns: ``may_spawn`` names the agents (globs
@@ -59,7 +60,8 @@ class Agent:
     asked for; the built-in tool ``"compact"`` lets the agent ask.
 
     ``max_concurrent`` caps the runs of it that are running at once, on all machines together; the definition that a
-    worker registered last holds. ``queue`` is the broker's queue it is served from, its own by default. Raises
+    worker registered last holds. ``queue`` is the broker's queue it is served from, its own by default. ``schedules``
+    say when it wakes by itself; a worker's start brings those that there are in line with them. Raises
     :class:`~chaz.errors.AgentsError` with file and line.
     """
 
@@ -86,6 +88,7 @@ class Agent:
         compaction_model: str | None = None,
         max_concurrent: int | None = None,
         queue: str | None = None,
+        schedules: Sequence[Schedule] = (),
     ) -> None:
         frame = traceback.extract_stack(limit=2)[0]
         self.place = f"{frame.filename}:{frame.lineno}"
@@ -109,13 +112,14 @@ class Agent:
         self.compaction_model = compaction_model
         self.max_concurrent = max_concurrent
         self.queue = queue or name
+        self.schedules = tuple(schedules)
         self.tools: dict[str, Tool] = {}
         self._built_in: dict[str, ToolSchema] = {}
         self._shown: dict[str, str] = {}
         self._check()
         for item in tools:
             self._add(item)
-        if self.may_spawn and not self._built_in:
+        if self.may_spawn and SPAWN_AGENT not in self._built_in:
             raise self._error("may_spawn is set, but 'spawn_agent' is not among its tools; add it")
         self._policies = self._own_policies(policies or {})
         self._in_force = self._policies
@@ -152,6 +156,9 @@ class Agent:
                 f"its context_window is {dict(self.context_window)}, its reserved_output {reserved}; "
                 "use more than 0, and a larger window than what is reserved of it"
             )
+        ids = [schedule.id for schedule in self.schedules]
+        if repeated := [id for id in ids if ids.count(id) > 1]:
+            raise self._error(f"it has two schedules {repeated[0]!r}; rename one")
         try:
             check_model_name(self.model)
             if self.compaction_model is not None:

@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
 from chaz.entries import MAX_TIMEOUT
 from chaz.runtime.models import ToolSchema
+from chaz.runtime.scheduletools import SCHEDULES, schedule_schemas
 
 Text = Annotated[str, StringConstraints(pattern=r"\S")]
 Glob = Annotated[str, StringConstraints(min_length=1, max_length=200)]
@@ -123,10 +124,13 @@ COMPACT_SCHEMA = ToolSchema(
     "what was said so far. Use it when the session has become long.",
     parameters={"type": "object", "properties": {}, "additionalProperties": False},
 )
+SCHEDULE_SCHEMAS = schedule_schemas()
 BUILT_IN: Mapping[str, tuple[ToolSchema, ...]] = {
     SPAWN_AGENT: (SPAWN_SCHEMA, RESULT_SCHEMA),
     ASK_HUMAN: (QUESTION_SCHEMA,),
     COMPACT: (COMPACT_SCHEMA,),
+    SCHEDULES: SCHEDULE_SCHEMAS,
+    **{schema.name: (schema,) for schema in SCHEDULE_SCHEMAS},
 }
 """What an agent names, and the tools that it gets by it."""
 BUILT_IN_NAMES = frozenset(schema.name for schemas in BUILT_IN.values() for schema in schemas)

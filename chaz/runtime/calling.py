@@ -10,6 +10,7 @@ from chaz.asking import GRANTED, Ask, digest_of, not_approved
 from chaz.entries import SecretsPolicy
 from chaz.lineage import Spawn, in_scope
 from chaz.outcomes import CallOutcome, ToolCall, Turn, typed_error
+from chaz.planning import ScheduleCall
 from chaz.runtime.builtin import AGENT_RESULT, ASK_HUMAN, COMPACT, SPAWN_AGENT, CompactArguments
 from chaz.runtime.masking import sensitive_values, shown_arguments, without, without_in
 from chaz.runtime.running import (
@@ -21,6 +22,7 @@ from chaz.runtime.running import (
     Waiting,
     stops_within,
 )
+from chaz.runtime.scheduletools import SCHEDULE_TOOLS, wanted_scheduling
 from chaz.runtime.spawning import spawned_agent, wanted_compaction, wanted_question, wanted_result, wanted_spawn
 from chaz.runtime.tools import CallContext
 
@@ -83,6 +85,8 @@ async def make_call(context: RunContext, step: int, ordinal: int, call: ToolCall
             outcome = await journal.ask(step, ordinal, call, wanted)
         case CompactArguments():
             outcome = await journal.request_compaction(step, ordinal, call)
+        case ScheduleCall():
+            outcome = await journal.schedule(step, ordinal, call, wanted)
         case _:
             await journal.start_call(step, ordinal, call)
             outcome = await _execute(context, step, ordinal, call)
@@ -108,7 +112,9 @@ async def _resumed(
     return await _execute(context, step, ordinal, call) if outcome is None else outcome
 
 
-def _wanted(context: RunContext, call: ToolCall) -> Spawn | UUID | Ask | CompactArguments | CallOutcome | None:
+def _wanted(
+    context: RunContext, call: ToolCall
+) -> Spawn | UUID | Ask | CompactArguments | ScheduleCall | CallOutcome | None:
     """What the call asks for, None: that a function be called; or why that cannot be."""
     if refused := _refused(context, call):
         return refused
@@ -123,6 +129,8 @@ def _wanted(context: RunContext, call: ToolCall) -> Spawn | UUID | Ask | Compact
             return wanted_question(said)
         case t if t == COMPACT:
             return wanted_compaction(said)
+        case t if t in SCHEDULE_TOOLS:
+            return wanted_scheduling(said, context.agent.name, context.session_id)
         case _:
             return context.agent.tools[call.tool].refusal(call.arguments)
 

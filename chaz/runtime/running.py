@@ -12,6 +12,7 @@ from uuid import UUID
 from chaz.asking import Ask
 from chaz.lineage import Scope, Spawn
 from chaz.outcomes import CallOutcome, Room, ToolCall, Turn, Usage
+from chaz.planning import ScheduleCall
 from chaz.runtime.agents import Agent
 from chaz.runtime.context import Conversation
 from chaz.runtime.egress import Egress
@@ -96,6 +97,10 @@ class Journal(Protocol):
 
     async def request_compaction(self, step: int, ordinal: int, call: ToolCall) -> CallOutcome | None:
         """Store the call, a request that the session be summarised, and the call's result, all at once; that result."""
+        ...
+
+    async def schedule(self, step: int, ordinal: int, call: ToolCall, wanted: ScheduleCall) -> CallOutcome:
+        """Store the call, what it does to schedules, and its result, all at once; the result."""
         ...
 
     async def hear(self, step: int) -> Sequence[HistoryMessage]:

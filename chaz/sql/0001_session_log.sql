@@ -16,6 +16,8 @@
 --   waits          what a parked run waits for.            the run asks; the child's end answers
 --   cancellations  runs that are to end, with their trees.  anybody asks by chaz.cancel(); the listener ends them
 --   approvals      what runs asked people: whether a call may be made, or a question; and the word that came back.
+--   schedules      when agents wake by themselves, and what they are told then.   agents and people; the listener moves them on
+--   firings        what came of each slot of a schedule: a run, or why there is none.   listener
 --   callbacks      what is told of a run's end, and to whom; due once it has ended, gone once it has been told.
 --   tool_rates     when each tool with a rate limit may be called next.  workers, before a call
 --   tree_budgets   what a tree of runs may use and used, by its root.
@@ -28,7 +30,8 @@
 -- Nothing refers to sessions by a foreign key: its check would make a listener wait for whoever holds a session's row.
 --
 -- Locks are taken in this order: heads (by session id), an agent with a cap (by a claim), runs (child before parent),
--- tree_budgets, limits (by key), workers, tool_rates.
+-- tree_budgets, limits (by key), workers, tool_rates, schedules (first the advisory lock of an agent's, by whoever counts
+-- them).
 --
 -- States that must not happen raise:  CZ001 invalid entry   CZ002 conflict   CZ003 unknown session   CZ004 append-only
 --                                     CZ005 unknown run     CZ006 unknown request
@@ -225,6 +228,7 @@ create table chaz.sessions (
     max_steps     integer,
     deadline      timestamptz, -- none may last longer
     detached      boolean     not null default false, -- they outlive the cancelling of the run that opened it
+    schedule      uuid,        -- whose firing opened it
     on_message    text        not null default 'coalesce',
     -- what its runs may do without a person's word, and who gives that; null: as the deployment says
     approvers        text[],   -- names or globs; none: whatever needs a word is denied
@@ -339,6 +343,7 @@ create table chaz.runs (
     state            text        not null,
     cause            text        not null,
     trigger_position bigint,
+    prompt           text,                 -- what a schedule tells it: no entry, and nobody else's to read
     retry_of         uuid,
     superseded_by    uuid,
     interrupts       uuid,                 -- the run that its message is to interrupt
@@ -433,6 +438,66 @@ create index cancellations_open on chaz.cancellations (requested_at) where done_
 
 create constraint trigger cancellations_ring after insert on chaz.cancellations deferrable initially deferred
     for each row execute function chaz.ring();
+
+create table chaz.schedules (
+    key          uuid        not null constraint schedules_pkey primary key,  -- derived from tenant, agent and id
+    tenant       text        not null default '',
+    agent        text        not null,
+    id           text        not null,
+    prompt       text        not null,
+    cron         text,
+    time_zone    text        not null default 'UTC',
+    every        interval,
+    at           timestamptz,
+    anchor       timestamptz not null default clock_timestamp(),  -- from where an interval is counted
+    session_id   uuid,                     -- it is pinned to it; null: each firing opens one
+    enabled      boolean     not null default true,
+    expires_at   timestamptz,
+    max_fires    integer,
+    fire_count   integer     not null default 0,
+    max_failures integer,
+    failures     integer     not null default 0,   -- in a row
+    jitter       interval    not null default '0',
+    catch_up     text        not null default 'skip',
+    declared     jsonb,                    -- as its agent's definition had it last; null: it never did
+    next_slot    timestamptz,              -- null: it fires no more, and the reason says why
+    next_at      timestamptz,              -- the slot and its jitter
+    reason       text,
+    retired_by   text,                     -- "code": the definition no longer has it, and may bring it back
+    retired_at   timestamptz,
+    created_by   text        not null,
+    created_at   timestamptz not null default clock_timestamp(),
+    changed_by   text        not null,
+    changed_at   timestamptz not null default clock_timestamp(),
+    constraint schedules_id unique (tenant, agent, id),
+    constraint schedules_trigger check (num_nonnulls(cron, every, at) = 1),
+    constraint schedules_every check (every > interval '0'),
+    constraint schedules_jitter check (jitter >= interval '0'),
+    constraint schedules_catch_up check (catch_up in ('skip', 'once')),
+    constraint schedules_limits check (max_fires > 0 and max_failures > 0),
+    constraint schedules_next check ((next_slot is null) = (next_at is null) and (next_at is null) = (reason is not null)),
+    constraint schedules_fires check (next_at is null or (enabled and retired_at is null)),
+    constraint schedules_retired check ((retired_at is null) = (retired_by is null))
+) with (fillfactor = 70);
+create index schedules_due on chaz.schedules (next_at) where next_at is not null;
+
+-- A listener that sleeps until the next one is due has to hear of one that is due before.
+create constraint trigger schedules_ring after insert or update of next_at on chaz.schedules
+    deferrable initially deferred for each row when (new.next_at is not null) execute function chaz.ring();
+
+create table chaz.firings (
+    schedule   uuid        not null,
+    slot       timestamptz not null,
+    run_id     uuid,
+    session_id uuid,
+    skipped    text,                       -- why there is no run, in a word
+    detail     text        not null default '',
+    fired_by   text,                       -- who asked for it; null: it was due
+    fired_at   timestamptz not null default clock_timestamp(),
+    constraint firings_pkey primary key (schedule, slot),
+    constraint firings_skipped check ((run_id is null) = (skipped is not null))
+);
+create unique index firings_run on chaz.firings (run_id) where run_id is not null;
 
 create table chaz.callbacks (
     run_id      uuid        not null constraint callbacks_pkey primary key,

@@ -16,6 +16,7 @@ from chaz.database import translated
 from chaz.deliveries import AuditEvent
 from chaz.entries import Budget
 from chaz.errors import NotPermitted, UnknownRequest
+from chaz.planning import Ceilings
 from chaz.runjournal import RunJournal
 from tests.fixtures.postgres import ScratchDatabase
 from tests.fixtures.stations import Stations, a_call
@@ -442,7 +443,9 @@ async def test_what_cannot_be_stored_is_denied_and_a_question_has_its_result(sta
     await stations.step(claim, a_call("ask_human"))
     stations.scratch.query("alter table chaz.approvals add constraint broken check (false)")
     told: list[AuditEvent] = []
-    keeper = RunJournal(stations.database, claim, "v1", "scripted", Budget(), Approving(["ada"]), told.extend, no_wait)
+    keeper = RunJournal(
+        stations.database, claim, "v1", "scripted", Budget(), Approving(["ada"]), told.extend, no_wait, Ceilings()
+    )
 
     ask = Ask(kind=kind, tool="ask_human", shown="Which one?", digest="")
     outcome = await keeper.ask(0, 0, a_call("ask_human"), ask)

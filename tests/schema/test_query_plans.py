@@ -19,12 +19,14 @@ from chaz import (
     children,
     compactions,
     deciding,
+    firing,
     interrupts,
     journal,
     listings,
     outbox,
     publishing,
     runs,
+    schedules,
     sessionlog,
     steering,
     sweeps,
@@ -38,23 +40,15 @@ from chaz.lineage import Spawn
 from chaz.outcomes import RunOutcome, Turn
 from chaz.placing import place
 from tests.fixtures.postgres import ScratchDatabase, both_servers
+from tests.fixtures.schedules import SOLO, Calendar
 from tests.fixtures.stations import Stations, a_call
 
 pytestmark = [pytest.mark.anyio, both_servers]
 
 T = TypeVar("T")
 WATCHED = {
-    "approvals",
-    "entries",
-    "runs",
-    "waits",
-    "calls",
-    "model_calls",
-    "steps",
-    "workers",
-    "cancellations",
-    "callbacks",
-    "roster_changes",
+    *("approvals", "entries", "runs", "waits", "calls", "model_calls", "steps", "workers", "cancellations"),
+    *("callbacks", "roster_changes", "schedules", "firings"),
 }
 TINY: set[str] = {"workers"}
 """Tables that hold a few rows for ever."""
@@ -74,6 +68,7 @@ PARTIAL = {
     "runs_interrupting",
     "runs_announced",
     "runs_running",
+    "schedules_due",
 }
 """Indexes that hold only what is to be done, so that reading all of one is fine."""
 
@@ -197,6 +192,17 @@ async def history(stations: Stations) -> None:
         select gen_random_uuid(), 'approval', id, 0, n, '', session_id, 'solo', 't', 'low', '', '', '{}', now(),
             'approve', 'ada', now()
         from chaz.runs, generate_series(1, 5) n
+        """
+    )
+    stations.scratch.query(
+        """
+        with s as (
+            insert into chaz.schedules (key, agent, id, prompt, every, next_slot, next_at, created_by, changed_by)
+            select gen_random_uuid(), 'a' || n % 100, n::text, 'x', '1 hour', now() + n * interval '1 minute',
+                now() + n * interval '1 minute', 'ada', 'ada'
+            from generate_series(1, 1000) n returning key)
+        insert into chaz.firings (schedule, slot, run_id) select key, now() + n * interval '1 hour', gen_random_uuid()
+        from s, generate_series(1, 10) n
         """
     )
     for text in ("one", "two", "three"):
@@ -467,3 +473,22 @@ async def test_asking_people_and_their_words(explaining: ExplainingDatabase, sta
     await explaining.plans_of(lambda database: deciding.request(database, requests[0], send))
     decided = await stations.fetch("select from chaz.approvals where decision <> 'approve' or reason is not null")
     assert len(decided) == len(requests)
+
+
+async def test_schedules(explaining: ExplainingDatabase, calendar: Calendar) -> None:
+    stations = calendar.stations
+    await stations.end(await stations.claimed("pinned"))
+    await calendar.add(session="pinned", max_failures=1)
+    calendar.come_due()
+    plans = await explaining.plans_of(sweeps.due)
+    assert "schedules_due" in plans
+    plans = await explaining.plans_of(lambda database: firing.fire_due(database, grace=60, aside=Aside()))
+    assert "schedules_due" in plans
+    (fired,) = await calendar.history()
+    claim = await stations.claim(fired["run_id"])
+    failed = RunOutcome(state="failed", reason="model", text="no answer")
+    plans = await explaining.plans_of(lambda database: database.transact(lambda tx: end_run(tx, claim, failed)))
+    assert "firings_run" in plans
+    assert not (await calendar.row())["enabled"]
+    await explaining.plans_of(lambda database: schedules.history(database, SOLO, "daily", tenant=""))
+    await explaining.plans_of(lambda database: schedules.listed(database, tenant="", agent=SOLO))

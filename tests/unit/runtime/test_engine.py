@@ -20,6 +20,7 @@ from chaz.entries import safe_text
 from chaz.errors import ModelError, ModelUnavailable, StaleAttempt
 from chaz.lineage import Spawn
 from chaz.outcomes import CallOutcome, Room, ToolCall, Turn, Usage, typed_error
+from chaz.planning import ScheduleCall
 from chaz.runtime import calling, engine
 from chaz.runtime.agents import Agent
 from chaz.runtime.calling import MAY_HAVE_RUN
@@ -153,6 +154,11 @@ class Recorder:
 
     async def start_spawn(self, step: int, ordinal: int, call: ToolCall, spawn: Spawn) -> CallOutcome | None:
         return self._asked(Written("spawned", step, ordinal, call=call, spawn=spawn))
+
+    async def schedule(self, step: int, ordinal: int, call: ToolCall, wanted: ScheduleCall) -> CallOutcome:
+        outcome = CallOutcome(kind="ok", content=f"{wanted.verb} {wanted.id}")
+        self._write(Written("refused", step, ordinal, call=call, outcome=outcome))
+        return outcome
 
     async def ask_for(self, step: int, ordinal: int, call: ToolCall, child: UUID) -> CallOutcome | None:
         return self._asked(Written("spawned", step, ordinal, call=call, child=child))
@@ -632,6 +638,17 @@ def test_an_agent_without_tools_is_told_so(make: Make) -> None:
     model = Playing(asks(("double", {})), DONE)
     run(make(agent(), model, Recorder()))
     assert told(model.asked[1]) == [("unknown_tool: there is no tool 'double'; your tools are: none", True)]
+
+
+def test_a_call_about_schedules_is_stored_with_what_it_does(make: Make) -> None:
+    journal = Recorder()
+    asked = asks(("schedule_add", {"id": "daily", "prompt": "Report.", "cron": "0 9 * * *"}))
+    assert run(make(agent("schedules"), Playing(asked, DONE), journal)) == Answered("done")
+    assert journal.outcome(0, 0).content == "add daily"
+    journal = Recorder()
+    run(make(agent("schedules"), Playing(asks(("schedule_add", {"id": "daily"})), DONE), journal))
+    assert journal.events == ["step 0", "refused 0.0", "step 1"]
+    assert journal.outcome(0, 0).error == "bad_arguments"
 
 
 @pytest.mark.parametrize("result", ["x" * 1_000_000, "a\0b\ud800"], ids=["huge", "no-text"])
