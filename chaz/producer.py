@@ -16,7 +16,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Self, Unpack
 from uuid import UUID
 
-from chaz import cancelling, deciding, limits, pauses, requeueing, rosters, sessionlog
+from chaz import cancelling, deciding, limits, pauses, requeueing, rosters, schedules, sessionlog
 from chaz import usage as accounts
 from chaz.database import Database
 from chaz.deciding import Request
@@ -24,6 +24,7 @@ from chaz.entries import Entry, EntryType, Place
 from chaz.errors import InvalidQuery, UnknownRequest, UnknownRun, UnknownSession
 from chaz.loops import LoopThread, loop_thread
 from chaz.outcomes import Spent
+from chaz.owning import AsyncOwner, Owner
 from chaz.result import FOLLOW_EVERY, AgentResult, AsyncAgentResult, bookmark_of, iterate
 from chaz.rosters import Attachment
 from chaz.settings import Settings
@@ -207,6 +208,10 @@ class AsyncChaz:
         """The session of this name (made when first sent to), the existing one of this id, or a fresh one."""
         return AsyncSession(self, Target(name, id))
 
+    def agent(self, name: str) -> AsyncOwner:
+        """The agent of this name, for its ``schedules``."""
+        return AsyncOwner(self.database, self.settings, name)
+
     def handle(self, id: UUID, *, uncommitted: bool = False) -> AsyncAgentResult:
         """The handle of a run, unchecked."""
         return AsyncAgentResult(id, self.database, self._waits, uncommitted=uncommitted)
@@ -338,6 +343,10 @@ class AsyncChaz:
         """Let start again what was paused; False if it was not. Raises InvalidSubject."""
         resume = partial(pauses.resume, what=Subject.parse(what), tenant=self.settings.tenant)
         return await self.database.transact(resume)
+
+    async def schedules(self, *, retired: bool = False) -> list[dict[str, Any]]:
+        """The schedules of all agents, the ``retired`` ones too if so asked: as those of :meth:`agent`."""
+        return await schedules.listed(self.database, tenant=self.settings.tenant, retired=retired)
 
     async def paused(self) -> list[dict[str, Any]]:
         """All that is paused, the longest first: kind, name, since, paused_by, reason."""
@@ -512,6 +521,10 @@ class Chaz:
         """The session of this name (made when first sent to), the existing one of this id, or a fresh one."""
         return Session(self, Target(name, id))
 
+    def agent(self, name: str) -> Owner:
+        """The agent of this name, for its ``schedules``."""
+        return Owner(lambda: self.inner.agent(name))
+
     def handle(self, id: UUID, *, uncommitted: bool = False) -> AgentResult:
         """The handle of a run, unchecked."""
         return AgentResult(id, lambda: self.inner.handle(id, uncommitted=uncommitted))
@@ -548,6 +561,10 @@ class Chaz:
     def resume(self, what: str) -> bool:
         """Let start again what was paused; False if it was not. Raises InvalidSubject."""
         return self.loop.run(self.inner.resume(what))
+
+    def schedules(self, *, retired: bool = False) -> list[dict[str, Any]]:
+        """The schedules of all agents, the ``retired`` ones too if so asked."""
+        return self.loop.run(self.inner.schedules(retired=retired))
 
     def paused(self) -> list[dict[str, Any]]:
         """All that is paused, the longest first: kind, name, since, paused_by, reason."""

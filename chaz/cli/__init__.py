@@ -24,6 +24,7 @@ from chaz.cli import (
     operating,
     pausing,
     processes,
+    schedules,
     schema,
     sending,
     sessions,
@@ -55,7 +56,7 @@ def parser() -> argparse.ArgumentParser:
     for module in (demo, up):
         module.add_commands(commands, local)
     for module in (
-        *(sending, chat, sessions, attaching, looking, tree, using, deciding, pausing, limiting),
+        *(sending, chat, sessions, attaching, looking, tree, using, deciding, schedules, pausing, limiting),
         *(processes, schema, operating),
     ):
         module.add_commands(commands, common)

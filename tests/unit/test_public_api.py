@@ -12,6 +12,7 @@ import pytest
 
 import chaz
 from chaz import AgentResult, AsyncAgentResult, AsyncChaz, AsyncSession, Chaz, Session
+from chaz.owning import AsyncSchedules, Schedules
 
 
 def test_all_is_what_is_exported() -> None:
@@ -49,7 +50,12 @@ def test_a_worker_loads_no_sdk_that_no_agent_names() -> None:
     assert loaded("import chaz.tasks", "celery", "openai", "alembic") == {"celery"}
 
 
-FACADES = [(AsyncChaz, Chaz), (AsyncSession, Session), (AsyncAgentResult, AgentResult)]
+FACADES = [
+    (AsyncChaz, Chaz),
+    (AsyncSession, Session),
+    (AsyncAgentResult, AgentResult),
+    (AsyncSchedules, Schedules),
+]
 
 # What one side has for itself: the machinery of the facade, and of the source.
 OWN = {"database", "future", "inner", "loop", "sibling", "status"}
@@ -73,8 +79,8 @@ def signatures(of: type) -> dict[str, str]:
 @pytest.mark.parametrize(("source", "facade"), FACADES, ids=lambda of: of.__name__)
 def test_the_sync_facade_offers_what_the_async_source_does(source: type, facade: type) -> None:
     expected, found = signatures(source), signatures(facade)
-    if source is AsyncAgentResult:
-        # A handle is made by the producer, never by hand.
+    if source in {AsyncAgentResult, AsyncSchedules}:
+        # Made by the producer, never by hand.
         del expected["__init__"], found["__init__"]
     assert found == expected
     assert len(found) > 3
