@@ -3,6 +3,8 @@
 The walk ends one run per transaction, from the top down, so that no parent is woken by the end of its child. A run's
 children are listed after its own end has been committed: a spawn locks its own run's row first, so that it is either
 seen by then, or refused. Each child gets a cancellation of its own, so a walk that is cut off goes on from the rows.
+Whom a child's answer wakes by a mention is a child of the same parent: of a run that is to end with its parent, those
+of its session are listed, too.
 """
 
 from __future__ import annotations
@@ -173,7 +175,13 @@ async def _pass_on(tx: Transaction, cancellation: Row) -> bool:
                 and (r.ended_at is null or exists (select from chaz.sessions s where s.parent_run_id = r.id))
             union
             select e.id from opened join chaz.entries e on e.session_id = opened.id
-            where e.position is null and e.run_id = %(run)s),
+            where e.position is null and e.run_id = %(run)s
+            union
+            -- Whom its last answer woke, when its parent's children had been listed already.
+            select sibling.id from chaz.runs r join chaz.runs sibling using (parent_run_id, session_id)
+            where r.id = %(run)s and %(with_parent)s and sibling.id <> r.id
+                and (sibling.ended_at is null
+                    or exists (select from chaz.sessions s where s.parent_run_id = sibling.id))),
         unasked as (
             select id from children
             where not exists (select from chaz.cancellations c where c.run_id = children.id) limit %(limit)s),
@@ -190,6 +198,7 @@ async def _pass_on(tx: Transaction, cancellation: Row) -> bool:
             "by": cancellation["cancelled_by"],
             "reason": cancellation["reason"],
             "limit": PASSED_ON_AT_ONCE,
+            "with_parent": cancellation["parent_run_id"] is not None,
         },
     )
     return cursor.rowcount > 0

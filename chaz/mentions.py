@@ -51,7 +51,8 @@ async def answered(tx: Transaction, run: Row, *, position: int, text: str, burst
     if counted["agents_said"] > entry["burst"]:
         await _note(tx, run, entry["id"], agent, entry["burst"])
         return
-    await insert_runs(tx, [new_run(entry, entry, agent, timeout=entry["timeout"])])
+    # A sibling: it was spoken to, not spawned; but whoever spawned the one that speaks ends both.
+    await insert_runs(tx, [new_run(entry, entry, agent, timeout=entry["timeout"], parent=run["parent_run_id"])])
 
 
 async def _note(tx: Transaction, run: Row, entry: UUID, agent: str, burst: int) -> None:

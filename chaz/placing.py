@@ -338,8 +338,10 @@ class _Work:
 
     def _run(self, session: _Session, row: dict[str, Any], agent: str) -> dict[str, Any]:
         registered = self._agents.get(agent)
-        run = new_run(session.row, row, agent, timeout=registered["timeout"] if registered else None)
-        return run | {"first_wait": self._first_wait}
+        # Only the directive that spawned a child session is its parent's; what comes in later is its sender's own.
+        parent = row["run_id"] if row["author"] == "agent" and row["type"] == "directive" else None
+        timeout = registered["timeout"] if registered else None
+        return new_run(session.row, row, agent, timeout=timeout, parent=parent) | {"first_wait": self._first_wait}
 
     def say(self, session: _Session, said: Said) -> None:
         """Append what a decision gives the log to say."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any, LiteralString
+from uuid import UUID
 
 from psycopg.types.json import Jsonb
 
@@ -18,11 +19,13 @@ INHERITED: LiteralString = """
 """What ``chaz.sessions s`` hands on to every run in it."""
 
 
-def new_run(session: Row, entry: Row, agent: str, *, timeout: timedelta | None) -> dict[str, Any]:
-    """A pending run of ``agent`` for a placed entry, in a session with what it hands on; ``timeout`` is its agent's."""
-    # Only the directive that spawned a child session is its parent's; others that come in later are their own. So is a
-    # run that is woken by an agent's mention: it was spoken to, not spawned.
-    parent = entry["run_id"] if entry["author"] == "agent" and entry["type"] == "directive" else None
+def new_run(
+    session: Row, entry: Row, agent: str, *, timeout: timedelta | None, parent: UUID | None = None
+) -> dict[str, Any]:
+    """A pending run of ``agent`` for a placed entry, in a session with what it hands on; ``timeout`` is its agent's.
+
+    ``parent`` is the run that it is to end with.
+    """
     return {
         "id": entry["id"],
         "tenant": entry["tenant"],

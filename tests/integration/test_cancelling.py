@@ -293,6 +293,52 @@ async def test_what_others_ask_a_childs_session_is_not_of_the_tree(stations: Sta
     assert await states(stations, [asked, unplaced]) == ["queued", "pending"]
 
 
+async def open_runs(stations: Stations, session: UUID) -> list[tuple[UUID, str]]:
+    """The runs of a session that are not over, with their agents."""
+    rows = await stations.fetch(
+        """
+        select id, agent from chaz.runs where session_id = %(session)s and ended_at is null and superseded_by is null
+        order by trigger_position
+        """,
+        session=session,
+    )
+    return [(row["id"], row["agent"]) for row in rows]
+
+
+async def test_what_a_childs_answer_woke_is_of_the_tree(stations: Stations, chaz: Chaz) -> None:
+    root, (child,) = await stations.spawning("s")
+    claim = await stations.claim(child, "child")
+    for agent in ("solo", "parent"):
+        chaz.session(id=claim.session_id).attach(agent)
+    await stations.end(claim, "@solo, and you?")
+    ((woken, _),) = await open_runs(stations, claim.session_id)
+    asked = await stations.send(str(claim.session_id), recipient="child")
+    await stations.place()
+    await stations.end(await stations.claim(woken), "@parent, it is yours")
+    # What others had asked meanwhile is theirs, and so is what that wakes.
+    await stations.end(await stations.claim(asked, "child"), "@solo, once more")
+    ((of_the_tree, _), (of_others, _)) = await open_runs(stations, claim.session_id)
+    await cancel(stations, root.run_id)
+    assert await walk(stations) == [root.run_id, of_the_tree]
+    assert await states(stations, [of_the_tree, of_others]) == ["cancelled", "queued"]
+
+
+async def test_what_a_child_wakes_after_it_was_asked_to_end_is_cancelled_too(stations: Stations, chaz: Chaz) -> None:
+    root, (child,) = await stations.spawning("s")
+    claim = await stations.claim(child, "child")
+    for agent in ("solo", "parent"):
+        chaz.session(id=claim.session_id).attach(agent)
+    await cancel(stations, root.run_id)
+    # The root is over, and its child is asked for.
+    await cancelling.walk(stations.database, aside=Aside(), limit=1)
+    await stations.end(claim, "@solo, and you?")
+    ((woken, agent),) = await open_runs(stations, claim.session_id)
+    await stations.end(await stations.claim(woken, agent), "@parent, then")
+    ((woken, _),) = await open_runs(stations, claim.session_id)
+    assert await walk(stations) == [woken]
+    assert await states(stations, [root.run_id, child, woken]) == ["cancelled", "succeeded", "cancelled"]
+
+
 async def test_a_cancelled_child_answers_its_parent(stations: Stations) -> None:
     root, (child,) = await stations.spawning("s")
     await stations.park(root)

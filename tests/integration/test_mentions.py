@@ -262,7 +262,7 @@ async def test_in_a_child_session_it_has_what_the_session_hands_on(stations: Sta
     chaz.session(id=child.session_id).attach("solo")
     await stations.end(child, "@solo, too")
     (row,) = await stations.fetch("select * from chaz.runs where agent = 'solo'")
-    assert (row["parent_run_id"], row["root_run_id"], row["depth"]) == (None, claim.run_id, 1)
+    assert (row["parent_run_id"], row["root_run_id"], row["depth"]) == (claim.run_id, claim.run_id, 1)
     inherited = ("scope", "model", "max_steps", "depth_left")
     assert [row[name] for name in inherited] == [[["word_*"]], "scripted:other", 7, 3]
     # Its parent has its answer, and is told once.
