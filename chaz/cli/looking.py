@@ -6,7 +6,16 @@ import argparse
 from typing import TYPE_CHECKING, get_args
 
 from chaz.cli.options import add_command, on_terminal, positive, print_json, producer_of, session_target
-from chaz.cli.render import STATE_COLOURS, clipped, coloured, cost_text, entry_line, terminal_width, tokens_text
+from chaz.cli.render import (
+    STATE_COLOURS,
+    clipped,
+    coloured,
+    cost_text,
+    entry_line,
+    one_line,
+    terminal_width,
+    tokens_text,
+)
 from chaz.listings import RunFilter, list_failed
 from chaz.outcomes import RunState, Spent
 from chaz.producer import Chaz
@@ -88,9 +97,9 @@ def run_runs(options: argparse.Namespace) -> int:
         note = run["waits_for"] or run["result"] or ""
         session = run["session"] or run["session_id"]
         spent = Spent.model_validate(run["usage"])
-        what = clipped(" ".join(f"[{session}] {note}".split()), 80)
+        what = clipped(one_line(f"[{session}] {note}"), 80)
         print(
-            f"{run['id']}  {run['agent']:16}  {state}  {run['attempt']:>3}  {run['steps']:>5}  "
+            f"{run['id']}  {one_line(run['agent']):16}  {state}  {run['attempt']:>3}  {run['steps']:>5}  "
             f"{tokens_text(spent):>8}  {cost_text(spent):>8}  "
             f"{run['created_at'].astimezone():%Y-%m-%d %H:%M:%S}  {what}"
         )
@@ -116,9 +125,9 @@ def run_failed(options: argparse.Namespace) -> int:
     print(f"{'id':36}  {'agent':16}  {'failed':19}  {'try':>3}  {'lost':>4}  why")
     for run in found:
         session = run["session"] or run["session_id"]
-        why = clipped(" ".join(f"[{session}] {run['reason']}: {run['result'] or ''}".split()), 120)
+        why = clipped(one_line(f"[{session}] {run['reason']}: {run['result'] or ''}"), 120)
         print(
-            f"{run['id']}  {run['agent']:16}  {run['ended_at'].astimezone():%Y-%m-%d %H:%M:%S}  "
+            f"{run['id']}  {one_line(run['agent']):16}  {run['ended_at'].astimezone():%Y-%m-%d %H:%M:%S}  "
             f"{run['attempt']:>3}  {run['crashes']:>4}  {why}"
         )
     return 0

@@ -57,7 +57,11 @@ def several_lines(text: str) -> str:
 
 
 def what(entry: Entry) -> str:
-    """Who did what, in a line."""
+    """Who did what, in a line. Senders and tools have names of anybody's, too: a model calls what it likes."""
+    return one_line(_what(entry))
+
+
+def _what(entry: Entry) -> str:
     text = one_line(entry.content)
     match entry.type:
         case "message" | "directive":

@@ -103,7 +103,7 @@ def run_sessions(options: argparse.Namespace) -> int:
         last = session["last_at"] or session["created_at"]
         line = (
             f"{clipped(one_line(session['name'] or str(session['id'])), 36):36}  {session['entries']:>7}  "
-            f"{last.astimezone():%Y-%m-%d %H:%M:%S}  {clipped(', '.join(session['agents']), 24):24}  "
+            f"{last.astimezone():%Y-%m-%d %H:%M:%S}  {clipped(one_line(', '.join(session['agents'])), 24):24}  "
             f"{activity(session, now)}"
         )
         if on_terminal():
@@ -120,7 +120,7 @@ def activity(session: Mapping[str, Any], now: datetime) -> str:
     if session["run"] is not None:
         since = seconds_text((now - session["since"]).total_seconds()) if session["since"] else ""
         waits_for = f" (waits for {one_line(session['waits_for'])})" if session["waits_for"] else ""
-        parts.append(f"{session['agent']} {session['state']} {since}{waits_for}")
+        parts.append(f"{one_line(session['agent'])} {session['state']} {since}{waits_for}")
     waiting = {
         "unplaced": "not placed",
         "pending": "pending",

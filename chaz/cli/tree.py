@@ -13,7 +13,16 @@ from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 from chaz.cli.options import add_command, on_terminal, print_json, producer_of
-from chaz.cli.render import STATE_COLOURS, clipped, coloured, seconds_text, terminal_width, tokens_text, whole_cost_text
+from chaz.cli.render import (
+    STATE_COLOURS,
+    clipped,
+    coloured,
+    one_line,
+    seconds_text,
+    terminal_width,
+    tokens_text,
+    whole_cost_text,
+)
 from chaz.errors import UnknownRun
 from chaz.listings import tree_of
 from chaz.outcomes import ACTIVE_STATES, Spent
@@ -134,7 +143,7 @@ def drawing(runs: Sequence[Run], asked: UUID, now: datetime, *, colour: bool) ->
 
 def line_of(run: Run, now: datetime) -> str:
     """A run in a line: agent, state, time, what it has used, and what it waits for or came to."""
-    parts = [f"{run['agent']}  {run['state']}"]
+    parts = [run["agent"], run["state"]]
     if run["started_at"] is not None:
         parts.append(seconds_text(((run["ended_at"] or now) - run["started_at"]).total_seconds()))
     if run["steps"]:
@@ -146,7 +155,7 @@ def line_of(run: Run, now: datetime) -> str:
     elif run["ended_at"] is not None:
         text = " ".join((run["result"] or "").split())
         parts.append(clipped(f"{run['reason']}: {text}" if run["reason"] else text, 60))
-    return "  ".join(part for part in parts if part)
+    return "  ".join(one_line(part) for part in parts if part)
 
 
 def _what(run: Run) -> str:
