@@ -142,8 +142,13 @@ def _mentions(content: str, roster: Roster) -> Iterator[str]:
     # Most texts mention nobody.
     if "@" not in content:
         return
+    exactly = set(roster.agents)
+    in_any_case = {agent.casefold(): agent for agent in reversed(roster.agents)}
+    # A text may mention as many as it has room for, and none of them be attached.
     for mention in _MENTION.finditer(_URL.sub("://", _without_code(content))):
-        if found := _attached(mention.group(1).rstrip(".-"), roster):
+        name = mention.group(1).rstrip(".-")
+        found = name if name in exactly else in_any_case.get(name.casefold())
+        if found is not None:
             yield found
 
 

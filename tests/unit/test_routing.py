@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import Any, get_args
 
@@ -290,3 +291,24 @@ def test_the_reason_of_a_refusal_fits_into_an_entry(options: dict[str, Any]) -> 
 def test_options_of_what_wakes_nobody_are_not_looked_at() -> None:
     assert routed(author="agent", options={"timeout": 0}) is None
     assert isinstance(routed(roster=Roster(), options={"timeout": 0}), Noted)
+
+
+class Looked(tuple[str, ...]):
+    """Agents, and how often they were gone through."""
+
+    times = 0
+
+    def __iter__(self) -> Iterator[str]:
+        self.times += 1
+        return super().__iter__()
+
+    def __contains__(self, name: object) -> bool:
+        self.times += 1
+        return super().__contains__(name)
+
+
+def test_a_text_full_of_mentions_is_not_compared_with_every_agent_for_each() -> None:
+    few, many = Looked(map(str, range(100))), Looked(map(str, range(100)))
+    assert first_mentioned("@x " * 10, "solo", Roster(few)) is None
+    assert first_mentioned("@x " * 10_000, "solo", Roster(many)) is None
+    assert many.times == few.times
