@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import logging
 import os
 import sys
 import time
@@ -40,6 +41,8 @@ def add_commands(commands: Commands, common: argparse.ArgumentParser) -> None:
 
 def run_chat(options: argparse.Namespace) -> int:
     """Talk until the person leaves. Runs go on."""
+    # It has a line of its own for a database that is away.
+    logging.getLogger("psycopg").setLevel("ERROR")
     asyncio.run(_chat(options))
     return 0
 

@@ -14,7 +14,7 @@ from chaz.cli.sessions import activity
 from chaz.cli.tree import drawing
 from chaz.deciding import Request, Word
 from chaz.entries import Entry, Place
-from chaz.errors import ChazError, InvalidEntry
+from chaz.errors import ChazError, DatabaseUnavailable, InvalidEntry
 from chaz.listings import SessionFilter, served_agents, tree_of
 from chaz.outcomes import Spent
 from chaz.producer import AsyncChaz, AsyncSession
@@ -23,6 +23,8 @@ from chaz.result import AsyncAgentResult
 Asked = Request[Awaitable[UUID | None]]
 WORDS: dict[str, Word] = {"y": "approve", "yes": "approve", "a": "approve_all", "all": "approve_all"}
 REFUSALS = frozenset({"n", "no"})
+FOLLOW_AGAIN = 0.5
+"""Seconds between two tries to reach a database that is away."""
 TREE_LINES = 8
 """So many runs of the tree at work are shown."""
 HELP = """\
@@ -64,6 +66,7 @@ class Conversation:
         self._colour = colour
         self._sent: set[UUID] = set()
         self._after: Place = 0
+        self._away = ""
         self._row: dict[str, Any] | None = None
         self._tree: list[dict[str, Any]] = []
 
@@ -89,13 +92,25 @@ class Conversation:
                     self._show_entry(entry)
 
     async def follow(self) -> None:
-        """Show entries as they come, for ever."""
-        async with aclosing(self._session.entries(follow=True, after=self._after)) as entries:
-            async for entry in entries:
-                self._show_entry(entry)
+        """Show entries as they come, for ever: while the database is away none, and each when it is back."""
+        while True:
+            with suppress(DatabaseUnavailable):
+                async with aclosing(self._session.entries(follow=True, after=self._after)) as entries:
+                    async for entry in entries:
+                        self._after = entry
+                        self._show_entry(entry)
+            await asyncio.sleep(FOLLOW_AGAIN)
 
     async def look(self) -> None:
-        """See what is at work and what is asked."""
+        """See what is at work and what is asked. Raises DatabaseUnavailable, which :meth:`status` tells then."""
+        try:
+            await self._look()
+        except DatabaseUnavailable as error:
+            self._away = one_line(str(error))
+            raise
+        self._away = ""
+
+    async def _look(self) -> None:
         rows = await self._chaz.sessions(SessionFilter(id=self._session.id))
         self._row = rows[0] if rows else None
         self.asked = await self._session.approvals() if self._row is not None and self._row["asked"] else []
@@ -103,7 +118,9 @@ class Conversation:
         self._tree = [] if run is None else await tree_of(self._chaz.database, run)
 
     def status(self) -> list[str]:
-        """What is up, in lines: the tree of the run at work, or that nothing is."""
+        """What is up, in lines: the tree of the run at work, or that nothing is, or that nobody knows."""
+        if self._away:
+            return [self._away]
         if self._row is None:
             return ["…"]
         run = self.active_run
@@ -185,7 +202,8 @@ class Conversation:
                 self._say(f"together: {_used(await self._session.usage())}")
             case "compact":
                 # What came of it is in the log, and shown.
-                self._sent.add((await self._session.compact(sender=self._sender)).id)
+                self.last = await self._session.compact(sender=self._sender)
+                self._sent.add(self.last.id)
             case "approvals":
                 await self.look()
                 for asked in self.asked:

@@ -1,0 +1,74 @@
+"""A conversation with a session, without a terminal."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager
+
+import pytest
+
+from chaz import AsyncChaz
+from chaz.cli.conversation import Conversation, look_again
+from chaz.testing import eventually_async
+from tests.fixtures.postgres import ScratchDatabase
+from tests.fixtures.proxy import Proxy
+from tests.fixtures.stations import Stations
+
+pytestmark = pytest.mark.anyio
+
+
+@asynccontextmanager
+async def open_in(chaz: AsyncChaz, shown: list[str]) -> AsyncGenerator[Conversation]:
+    """A conversation in the session ``s`` that follows it, and appends what it shows."""
+    conversation = Conversation(chaz, chaz.session("s"), sender="ada", show=shown.append, colour=False)
+    await conversation.open(history=20)
+    tasks = [asyncio.create_task(conversation.follow()), asyncio.create_task(look_again(conversation, 0.01))]
+    try:
+        yield conversation
+        assert not any(task.done() for task in tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def test_it_goes_on_when_the_database_is_back(
+    stations: Stations, database: ScratchDatabase, proxy: Callable[..., Proxy]
+) -> None:
+    way = proxy(database.url)
+    shown: list[str] = []
+
+    async def says(text: str) -> None:
+        await stations.say("s", text, sender="bob")
+        await stations.place()
+
+    async def has_shown(text: str) -> bool:
+        return f"bob: {text}" in shown
+
+    async with AsyncChaz(way.url) as chaz, open_in(chaz, shown) as conversation:
+
+        async def is_up(what: str) -> bool:
+            return what in conversation.status()[0]
+
+        await says("before")
+        await eventually_async(lambda: has_shown("before"))
+        way.refuse()
+        way.cut()
+        await says("meanwhile")
+        await eventually_async(lambda: is_up("not available"), within=30)
+        way.admit()
+        await eventually_async(lambda: has_shown("meanwhile"), within=30)
+        await eventually_async(lambda: is_up("idle"), within=30)
+        await says("after")
+        await eventually_async(lambda: has_shown("after"))
+    assert [line for line in shown if line.startswith("bob: ")] == ["bob: before", "bob: meanwhile", "bob: after"]
+
+
+async def test_a_compaction_is_what_was_sent_last(database: ScratchDatabase) -> None:
+    async with AsyncChaz(database.url) as chaz, open_in(chaz, []) as conversation:
+        await conversation.enter("/compact")
+        # From a pipe, its answer is waited for.
+        assert conversation.last is not None
+        entry = await anext(chaz.session("s").entries())
+        assert (entry.id, entry.type) == (conversation.last.id, "compaction_request")
