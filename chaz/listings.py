@@ -12,6 +12,7 @@ from sqlalchemy.dialects.postgresql.psycopg import PGDialect_psycopg
 
 from chaz import usage
 from chaz.database import Database
+from chaz.entries import safe_text
 from chaz.tables import runs, sessions
 
 _DIALECT = PGDialect_psycopg()
@@ -131,7 +132,7 @@ async def list_sessions(database: Database, wanted: SessionFilter) -> list[dict[
             (select count(*) from chaz.approvals a where a.session_id = f.id and a.decision is null) as asked
         from found f order by f.created_at desc, f.id desc
         """,
-        vars(wanted),
+        {name: _findable(value) for name, value in vars(wanted).items()},
     )
 
 
@@ -187,11 +188,16 @@ async def tree_of(database: Database, run_id: UUID) -> list[dict[str, Any]]:
     return await _with_usage(database, rows)
 
 
+def _findable(value: object) -> object:
+    """The value, if it is no text that PostgreSQL cannot hold; else one that nothing is named."""
+    return safe_text(value) if isinstance(value, str) else value
+
+
 def _conditions(wanted: RunFilter) -> list[ColumnElement[bool]]:
     conditions: list[ColumnElement[bool]] = []
     for name in ("session_id", "agent", "state", "root_run_id"):
         if (value := getattr(wanted, name)) is not None:
-            conditions.append(runs.c[name] == value)
+            conditions.append(runs.c[name] == _findable(value))
     if wanted.since is not None:
         conditions.append(runs.c.created_at >= wanted.since)
     return conditions

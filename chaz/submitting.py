@@ -77,6 +77,8 @@ class Target:
             raise InvalidEntry("give a session's name or its id, not both")
         if name is not None and not 1 <= len(name) <= 200:
             raise InvalidEntry(f"a session's name has 1 to 200 characters, not {len(name)}")
+        if name is not None and safe_text(name, 200) != name:
+            raise InvalidEntry(f"a session's name cannot hold NUL or lone surrogates, as {name!r} does")
         if name is not None and _UUID.fullmatch(name):
             name, id = None, UUID(name)
         self.name = name
@@ -112,7 +114,6 @@ def submission(
             raise InvalidEntry(f"{name} has no time zone: {instant}; use an aware datetime")
     sender = options.get("sender") or os.environ.get("USER") or "program"
     for name, text in (
-        ("session's name", target.name),
         ("recipient", recipient),
         ("idempotency key", options.get("idempotency_key")),
     ):

@@ -149,6 +149,30 @@ def test_the_command_line(database: ScratchDatabase, capsys: pytest.CaptureFixtu
     assert database.value("select burst from chaz.sessions") == 2
 
 
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [
+        (("log", "x\udcff"), 65),
+        (("session", "x\udcff", "--burst", "1"), 65),
+        (("attach", "x\udcff", "solo"), 65),
+        (("chat", "x\udcff"), 65),
+        (("runs", "--agent", "x\udcff"), 0),
+        (("sessions", "--name", "x\udcff"), 0),
+        (("sessions", "--agent", "x\0"), 0),
+    ],
+)
+def test_a_name_that_is_no_text(
+    arguments: tuple[str, ...], code: int, database: ScratchDatabase, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main([*arguments, "--database", database.url])
+    said = capsys.readouterr()
+    assert ended.value.code == code
+    assert said.err == (r"chaz: a session's name cannot hold NUL or lone surrogates, as 'x\udcff' does" + "\n") * (
+        code > 0
+    )
+
+
 # While the session is at work
 
 
