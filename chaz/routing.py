@@ -31,7 +31,9 @@ BURST = 6
 _MENTION = re.compile(r"(?<![\w@./:?&=#%+~-])@(\w[\w.-]*+)(?!@)")
 # A text is anybody's and a megabyte long at most: none of these looks at a character more than a few times.
 _URL = re.compile(r"://[^\s<>\"]*")
-_FENCE = re.compile(r"[ \t>]*(?P<fence>`{3,}(?=[^`]*$)|~{3,})(?P<rest>.*)")
+_FENCE = re.compile(
+    r"[ \t>]*+(?P<item>(?:(?:[-*+]|\d{1,9}[.)])[ \t>]++)*+)(?P<fence>`{3,}(?=[^`]*$)|~{3,})(?P<rest>.*)"
+)
 _BACKTICKS = re.compile(r"`+")
 
 
@@ -159,8 +161,10 @@ def _without_code(text: str) -> str:
     for line in text.splitlines():
         found = _FENCE.fullmatch(line)
         if fence:
-            closes = found is not None and found["fence"].startswith(fence) and not found["rest"].strip()
-            fence = "" if closes else fence
+            # In an item of a list code may begin, but not end.
+            if found is not None and not found["item"]:
+                closes = found["fence"].startswith(fence) and not found["rest"].strip()
+                fence = "" if closes else fence
         elif found is not None:
             fence = found["fence"]
             paragraphs.append([])

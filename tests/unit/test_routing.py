@@ -63,6 +63,8 @@ def routed(
         ("```\n@data-bot\n```\n@reader", "reader"),
         ("~~~~\n@data-bot\n~~~\n@data-bot\n~~~~\n@reader", "reader"),
         ("```@data-bot``` and @reader", "reader"),
+        ("- ```python\n  @data-bot\n  ```\n@reader", "reader"),
+        ("> 10. * ```\n> @data-bot\n> - ```\n> @data-bot\n> ```\n@reader", "reader"),
     ],
 )
 def test_a_message_is_for_the_first_attached_agent_that_it_mentions(content: str, agent: str) -> None:
@@ -177,7 +179,7 @@ def test_an_agent_mentions_the_first_other_one(content: str, agent: str | None) 
     assert first_mentioned(content, "writer", TEAM) == agent
 
 
-@pytest.mark.parametrize("odd", ["`" * 9, "` ``", "@", "://", "```\n", "~~~\n", "@a.", "\\`", "> "])
+@pytest.mark.parametrize("odd", ["`" * 9, "` ``", "@", "://", "```\n", "~~~\n", "@a.", "\\`", "> ", "- ", "1. "])
 def test_a_long_text_is_read_in_one_go(odd: str) -> None:
     # What looked at a character once for each of the others would not come to an end within the time of a test.
     assert first_mentioned(odd * (MAX_CONTENT // len(odd)) + "\n\n", "writer", TEAM) is None
