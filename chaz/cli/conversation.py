@@ -212,6 +212,8 @@ class Conversation:
                     self._say("nobody is asked anything")
             case "approve":
                 id, rest = self._request(rest)
+                if rest not in {"", "all"}:
+                    raise InvalidEntry(f"no request here begins with {rest.split()[0]!r}; /approvals lists them")
                 await self._decide(id, "approve_all" if rest == "all" else "approve")
             case "deny":
                 await self._decide(*self._with_word("deny", rest))
@@ -248,6 +250,10 @@ class Conversation:
         meant = [asked for asked in self.asked if len(first) >= 4 and str(asked.id).startswith(first.lower())]
         if len(meant) == 1:
             return meant[0].id, text.strip()
+        if meant:
+            raise InvalidEntry(
+                f"{first} begins the ids of several requests: {', '.join(str(each.id) for each in meant)}"
+            )
         if not self.asked:
             raise InvalidEntry("nobody is asked anything here")
         return self.asked[0].id, rest

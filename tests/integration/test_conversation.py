@@ -72,3 +72,27 @@ async def test_a_compaction_is_what_was_sent_last(database: ScratchDatabase) -> 
         assert conversation.last is not None
         entry = await anext(chaz.session("s").entries())
         assert (entry.id, entry.type) == (conversation.last.id, "compaction_request")
+
+
+async def test_no_other_request_is_allowed_than_the_one_that_is_named(
+    stations: Stations, database: ScratchDatabase
+) -> None:
+    _, (first, second) = await stations.asking("s", calls=2)
+    shown: list[str] = []
+
+    async def decided() -> list[str]:
+        rows = await stations.fetch(
+            "select metadata->>'request' as request from chaz.entries where type = 'approval_decision' order by arrival"
+        )
+        return [row["request"] for row in rows]
+
+    async with AsyncChaz(database.url) as chaz, open_in(chaz, shown) as conversation:
+        await conversation.look()
+        stranger = next(f"{digit * 4}" for digit in "0123456789abcdef" if digit not in {str(first)[0], str(second)[0]})
+        for word in (stranger, str(first)[:3] + "x", "please"):
+            await conversation.enter(f"/approve {word}")
+            assert f"no request here begins with {word!r}; /approvals lists them" in shown[-1]
+        assert await decided() == []
+        await conversation.enter(f"/approve {str(second).upper()}")
+        await conversation.enter("/deny too risky")
+        assert await decided() == [str(second), str(first)]
