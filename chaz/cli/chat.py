@@ -99,14 +99,15 @@ def _prompt(conversation: Conversation) -> PromptSession[str]:
     from prompt_toolkit.styles import Style
 
     commands = [line.split()[0].rstrip(",") for line in HELP.splitlines() if line.startswith("/")]
-    return PromptSession(
-        conversation.question,
+    prompt: PromptSession[str] = PromptSession(
+        lambda: conversation.question(typing=bool(prompt.default_buffer.text)),
         bottom_toolbar=lambda: "\n".join(conversation.status()),
         refresh_interval=LOOK_EVERY,
         completer=WordCompleter(commands, sentence=True),
         complete_while_typing=False,
         style=Style.from_dict({"bottom-toolbar": "noreverse #888888"}),
     )
+    return prompt
 
 
 async def _talk(conversation: Conversation, prompt: PromptSession[str], following: asyncio.Task[None]) -> None:
@@ -131,6 +132,7 @@ async def _from_pipe(conversation: Conversation) -> None:
     """Say each line of standard input, and go on with the next when it is answered, or asks for one."""
     loop = asyncio.get_running_loop()
     while not conversation.leaving and (line := await loop.run_in_executor(None, sys.stdin.readline)):
+        conversation.question(typing=False)
         await conversation.enter(line)
         over = False
         while not over:

@@ -66,6 +66,7 @@ class Conversation:
         self._colour = colour
         self._sent: set[UUID] = set()
         self._after: Place = 0
+        self._asking: Asked | None = None
         self._away = ""
         self._row: dict[str, Any] | None = None
         self._tree: list[dict[str, Any]] = []
@@ -129,11 +130,16 @@ class Conversation:
         lines = list(drawing(self._tree, run, datetime.now(UTC), colour=False))
         return lines if len(lines) <= TREE_LINES else [*lines[: TREE_LINES - 2], "…", lines[-1]]
 
-    def question(self) -> str:
-        """What the person is asked before the next line."""
-        if not self.asked:
+    def question(self, *, typing: bool) -> str:
+        """What the person is asked before the next line, which is taken as the answer to that.
+
+        It stays the same while a line is being typed: nobody allows what came up meanwhile.
+        """
+        if not typing:
+            self._asking = self.asked[0] if self.asked else None
+        asked = self._asking
+        if asked is None:
             return "> "
-        asked = self.asked[0]
         if asked.kind == "question":
             choices = f" [{' | '.join(map(one_line, asked.choices))}]" if asked.choices else ""
             return f"your answer to {asked.agent}{choices} > "
@@ -148,7 +154,7 @@ class Conversation:
             if line.startswith("/"):
                 name, _, rest = line[1:].partition(" ")
                 await self._command(name.lower(), rest.strip())
-            elif self.asked and await self._is_word(self.asked[0], line):
+            elif self._asking is not None and await self._is_word(self._asking, line):
                 await self.look()
             else:
                 self.last = await self._session.say(line, sender=self._sender)

@@ -96,3 +96,27 @@ async def test_no_other_request_is_allowed_than_the_one_that_is_named(
         await conversation.enter(f"/approve {str(second).upper()}")
         await conversation.enter("/deny too risky")
         assert await decided() == [str(second), str(first)]
+
+
+async def test_a_word_is_for_what_was_asked_when_it_was_begun(stations: Stations, database: ScratchDatabase) -> None:
+    async with AsyncChaz(database.url) as chaz, open_in(chaz, []) as conversation:
+        assert conversation.question(typing=False) == "> "
+        _, (first, second) = await stations.asking("s", calls=2)
+        await conversation.look()
+        # It came up while a message was being typed.
+        assert conversation.question(typing=True) == "> "
+        await conversation.enter("no problem")
+        assert [entry.content async for entry in chaz.session("s").entries() if entry.type == "message"] == [
+            "no problem"
+        ]
+        assert conversation.question(typing=False).startswith("allow delete_file?")
+        # Meanwhile it is decided elsewhere; what is asked next has not been seen.
+        assert await stations.decide(first, "approve")
+        await conversation.look()
+        assert [asked.id for asked in conversation.asked] == [second]
+        assert conversation.question(typing=True).startswith("allow delete_file?")
+        await conversation.enter("y")
+        await stations.place()
+        assert await stations.fetch("select decision from chaz.approvals where id = %(id)s", id=second) == [
+            {"decision": None}
+        ]
