@@ -6,10 +6,11 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from typing import Any, Literal, TypedDict
+from types import NoneType
+from typing import Any, Literal, TypedDict, cast
 from uuid import UUID
 
-from chaz.entries import MAX_TIMEOUT
+from chaz.entries import MAX_TIMEOUT, safe_text
 from chaz.errors import InvalidSchedule
 from chaz.triggers import At, Cron, Every, Trigger, instant_of, zone_of
 
@@ -20,6 +21,18 @@ MAX_COUNT = 2**31
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,49}")
 _LONGEST = timedelta(seconds=MAX_TIMEOUT)
 _TRIGGERS = ("cron", "every", "at")
+_KINDS: Mapping[str, tuple[type, ...]] = {
+    **dict.fromkeys(("id", "prompt", "time_zone", "catch_up"), (str,)),
+    "cron": (str, NoneType),
+    "every": (int, float, timedelta, NoneType),
+    "at": (datetime, NoneType),
+    "session": (str, UUID, NoneType),
+    "enabled": (bool,),
+    "expires_at": (datetime, NoneType),
+    "max_fires": (int, NoneType),
+    "max_failures": (int, NoneType),
+    "jitter": (int, float, timedelta),
+}
 
 
 class ScheduleChanges(TypedDict, total=False):
@@ -73,9 +86,14 @@ class Schedule:
     trigger: Trigger = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
+        for name, kinds in _KINDS.items():
+            self._is_one_of(name, kinds)
         self._require("id", _ID.fullmatch(self.id), "has 1 to 50 letters, digits, '_', '.' or '-', the first no sign")
         self._require("prompt", self.prompt.strip(), "must not be empty", "")
         self._require("prompt", len(self.prompt) <= MAX_PROMPT, f"has {MAX_PROMPT} characters at most", "")
+        object.__setattr__(self, "prompt", safe_text(self.prompt))
+        if isinstance(self.session, str):
+            self._require("session", safe_text(self.session) == self.session, "is a name or an id of a session")
         given = [name for name in _TRIGGERS if getattr(self, name) is not None]
         if len(given) != 1:
             found = " and ".join(given) or "none of them"
@@ -87,8 +105,9 @@ class Schedule:
         zone = zone_of(self.time_zone)
         for name in ("at", "expires_at"):
             if (value := getattr(self, name)) is not None:
+                # First as it is written: of the first and last years, no other zone has all times.
+                self._require(name, 1900 <= value.year <= 9900, "lies between the years 1900 and 9900")
                 aware = instant_of(value, zone) if value.tzinfo is None else value.astimezone(UTC)
-                self._require(name, 1900 <= aware.year <= 9900, "lies between the years 1900 and 9900")
                 object.__setattr__(self, name, aware)
         for name in ("every", "jitter"):
             if (value := getattr(self, name)) is not None:
@@ -98,7 +117,14 @@ class Schedule:
             self._require("jitter", self.spread < self.interval, "is less than every")
         object.__setattr__(self, "trigger", self.trigger_from(datetime.now(UTC)))
 
-    def _require(self, name: str, fulfilled: object, rule: str, shown: str = "it is {value!r}") -> None:
+    def _is_one_of(self, name: str, kinds: tuple[type, ...]) -> None:
+        value = cast("object", getattr(self, name))
+        # A bool is an int to Python, and no count or time to anybody.
+        if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
+            words = " or ".join("None" if kind is NoneType else kind.__name__ for kind in kinds)
+            raise InvalidSchedule(name, f"it is a {words}; it is {value!r:.100}")
+
+    def _require(self, name: str, fulfilled: object, rule: str, shown: str = "it is {value!r:.100}") -> None:
         if not fulfilled:
             value = shown.format(value=getattr(self, name))
             raise InvalidSchedule(name, f"it {rule}; {value}" if value else f"it {rule}")
@@ -131,15 +157,7 @@ class Schedule:
 
     def changed(self, changes: Mapping[str, Any]) -> Schedule:
         """The same with these changes; a trigger takes the place of the other. Raises InvalidSchedule."""
-        known = ScheduleChanges.__annotations__
-        for name in changes:
-            if name not in known:
-                raise InvalidSchedule(name, f"a schedule has no such field; it has {', '.join(known)}")
-        others: dict[str, Any] = {}
-        if any(changes.get(name) is not None for name in _TRIGGERS):
-            others = dict.fromkeys(_TRIGGERS)
-        kept = {name: value for name, value in self.fields().items() if name != "id"}
-        return Schedule(self.id, **{**kept, **others, **changes})
+        return changed(self.fields(), changes)
 
     def fields(self) -> dict[str, Any]:
         """All that it says, by name."""
@@ -159,6 +177,21 @@ class Schedule:
         }
 
 
+def changed(fields: Mapping[str, Any], changes: Mapping[str, Any]) -> Schedule:
+    """The schedule of these fields with these changes; a trigger takes the place of the other. Raises InvalidSchedule.
+
+    The fields need be no schedule by themselves: what is wrong with them may be what is changed.
+    """
+    known = ScheduleChanges.__annotations__
+    for name in changes:
+        if name not in known:
+            raise InvalidSchedule(name, f"a schedule has no such field; it has {', '.join(known)}")
+    others: dict[str, Any] = {}
+    if any(changes.get(name) is not None for name in _TRIGGERS):
+        others = dict.fromkeys(_TRIGGERS)
+    return Schedule(**{**fields, **others, **changes})
+
+
 @dataclass(frozen=True)
 class Ceilings:
     """What a deployment allows of schedules."""
@@ -170,9 +203,22 @@ class Ceilings:
     of_others: bool = False
     """Whether agents' tools may touch the schedules of other agents."""
 
+    def check_count(self, agent: str, count: int) -> None:
+        """Raises InvalidSchedule for more of one agent than it may have."""
+        if count > self.most:
+            raise InvalidSchedule(
+                "id",
+                f"agent {agent!r} would have {count} schedules, and may have {self.most} (CHAZ_MAX_SCHEDULES)",
+            )
+
     def check(self, schedule: Schedule) -> None:
-        """Raises InvalidSchedule, naming the field, for one that is due too often."""
-        if (found := schedule.trigger.shortest()) < self.shortest:
+        """Raises InvalidSchedule, naming the field, for one that is due too often, or later than the next one."""
+        found = schedule.trigger.shortest()
+        if schedule.spread >= found:
+            raise InvalidSchedule(
+                "jitter", f"it is less than the {found.total_seconds():g} s between two slots; it is {schedule.jitter}"
+            )
+        if found < self.shortest:
             name = "cron" if schedule.cron is not None else "every"
             raise InvalidSchedule(
                 name,

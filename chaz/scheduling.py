@@ -16,7 +16,7 @@ from chaz.entries import safe_text
 from chaz.errors import ChazError, InvalidSchedule, UnknownAgent, UnknownSchedule, UnknownSession
 from chaz.journal import finish_call, start_call
 from chaz.outcomes import CallOutcome, ToolCall, typed_error
-from chaz.planning import Ceilings, Schedule, ScheduleCall
+from chaz.planning import Ceilings, ScheduleCall
 from chaz.runs import Claim
 
 
@@ -57,15 +57,10 @@ async def _perform(tx: Transaction, claim: Claim, wanted: ScheduleCall, ceilings
     match wanted.verb:
         case "add":
             assert wanted.schedule is not None
-            row = await schedules.add(
-                tx, agent, _safe(wanted.schedule), tenant=tenant, by=by, ceilings=ceilings, own=True
-            )
+            row = await schedules.add(tx, agent, wanted.schedule, tenant=tenant, by=by, ceilings=ceilings, own=True)
         case "modify":
-            changes = {**wanted.changes}
-            if "prompt" in changes:
-                changes["prompt"] = safe_text(changes["prompt"])
             row = await schedules.modify(
-                tx, agent, wanted.id, changes, tenant=tenant, by=by, ceilings=ceilings, own=True
+                tx, agent, wanted.id, wanted.changes, tenant=tenant, by=by, ceilings=ceilings, own=True
             )
         case "remove":
             await schedules.remove(tx, agent, wanted.id, tenant=tenant, by=by)
@@ -74,10 +69,6 @@ async def _perform(tx: Transaction, claim: Claim, wanted: ScheduleCall, ceilings
             found = await schedules.of_own(tx, tenant, agent)
             return "\n".join(json.dumps(_shown(row), ensure_ascii=False, default=_plain) for row in found) or "none"
     return f"{row['id']} {_when(row)}"
-
-
-def _safe(schedule: Schedule) -> Schedule:
-    return schedule.changed({"prompt": safe_text(schedule.prompt)})
 
 
 def _when(row: Row) -> str:

@@ -26,16 +26,22 @@ LOOKED_AT = 100
 """Slots of a cron expression that are looked at for the shortest time between two."""
 
 _FIELDS = "minute hour day-of-month month day-of-week"
+_OF_THE_MACHINE = {"localtime", "posixrules"}
+"""Files beside the zones, which say something else on each machine."""
 _SOME_DAY = datetime(2024, 1, 1, tzinfo=UTC)
 
 
 def zone_of(name: str) -> ZoneInfo:
     """The time zone of this name of the IANA database. Raises InvalidSchedule."""
     try:
+        if name in _OF_THE_MACHINE:
+            raise KeyError(name)
         return ZoneInfo(name)
     # What is no key at all (KeyError), what leaves the folder (ValueError), and what is a folder (OSError).
     except (KeyError, ValueError, OSError, TypeError):
-        raise InvalidSchedule("time_zone", f"there is no time zone {name!r}; write it like Europe/Berlin") from None
+        raise InvalidSchedule(
+            "time_zone", f"there is no time zone {name!r:.100}; write it like Europe/Berlin"
+        ) from None
 
 
 def instant_of(wall: datetime, zone: ZoneInfo) -> datetime:
@@ -149,12 +155,13 @@ def latest(trigger: Trigger, until: datetime, since: datetime) -> datetime:
     return found
 
 
-def due_at(schedule: UUID, slot: datetime, jitter: timedelta) -> datetime:
-    """When a slot is due: up to ``jitter`` after it, alike for whoever computes it."""
+def due_at(schedule: UUID, slot: datetime, jitter: timedelta, expires_at: datetime | None = None) -> datetime:
+    """When a slot is due: up to ``jitter`` after it, not after it has expired, alike for whoever computes it."""
     if not jitter:
         return slot
     digest = hashlib.sha256(f"{schedule}\0{slot.timestamp()}".encode()).digest()
-    return slot + jitter * (int.from_bytes(digest[:4], "big") / 2**32)
+    late = slot + jitter * (int.from_bytes(digest[:4], "big") / 2**32)
+    return late if expires_at is None else min(late, expires_at)
 
 
 @dataclass(frozen=True)
@@ -187,12 +194,12 @@ def judge(
     """
     until = now if expires_at is None else min(now, expires_at)
     last = latest(trigger, max(until, slot), slot)
-    while last > slot and due_at(schedule, last, jitter) > now:
+    while last > slot and due_at(schedule, last, jitter, expires_at) > now:
         last = latest(trigger, last - timedelta(microseconds=1), slot)
     following = trigger.after(last)
     if expires_at is not None and following is not None and following > expires_at:
         following = None
-    in_time = now - due_at(schedule, last, jitter) <= grace
+    in_time = now - due_at(schedule, last, jitter, expires_at) <= grace
     over = expires_at is not None and now > expires_at
     if in_time or ((catch_up or isinstance(trigger, At)) and not over):
         return Due(last, slot if last > slot else None, following)

@@ -35,9 +35,14 @@ class _Arguments(BaseModel):
     def given(self) -> dict[str, Any]:
         """What a schedule is made of, as far as it was given."""
         said = self.model_dump(exclude={"agent", "id", "target"}, exclude_none=True)
-        return {
-            name: datetime.fromisoformat(said[name]) if name in {"at", "expires_at"} else said[name] for name in said
-        }
+        return {name: _time(name, said[name]) if name in {"at", "expires_at"} else said[name] for name in said}
+
+
+def _time(name: str, text: str) -> datetime:
+    try:
+        return datetime.fromisoformat(text)
+    except ValueError as error:
+        raise InvalidSchedule(name, f"{error}; write a time like 2027-01-31T09:00") from None
 
 
 class ChangeArguments(_Arguments):
@@ -141,8 +146,6 @@ def wanted_scheduling(call: ToolCall, agent: str, session: UUID) -> ScheduleCall
         where, what = ".".join(map(str, first["loc"])) or "arguments", first["msg"]
     except InvalidSchedule as error:
         where, what = error.args
-    except ValueError as error:
-        where, what = "at", f"{error}; write a time like 2027-01-31T09:00"
     return typed_error("bad_arguments", f"{call.tool}: {where}: {what}")
 
 

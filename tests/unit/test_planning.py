@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, date, datetime, timedelta, timezone
 from typing import Any
 
 import pytest
@@ -35,6 +35,29 @@ from chaz.triggers import At, Cron, Every
         ({"every": 60, "id": ""}, "id"),
         ({"at": datetime(1800, 1, 1, tzinfo=UTC)}, "at"),
         ({"every": 60, "expires_at": datetime(9999, 1, 1, tzinfo=UTC)}, "expires_at"),
+        ({"every": 60, "expires_at": datetime.max, "time_zone": "America/New_York"}, "expires_at"),
+        ({"at": datetime.max.replace(tzinfo=timezone(timedelta(hours=-5)))}, "at"),
+        ({"at": datetime.min, "time_zone": "Asia/Kolkata"}, "at"),
+        # What else a program may say, of whatever type.
+        ({"every": 60, "id": 5}, "id"),
+        ({"every": 60, "prompt": None}, "prompt"),
+        ({"cron": 5}, "cron"),
+        ({"cron": b"0 9 * * *"}, "cron"),
+        ({"cron": "0 9 * * *", "time_zone": None}, "time_zone"),
+        ({"cron": "0 9 * * *", "time_zone": "localtime"}, "time_zone"),
+        ({"every": "60"}, "every"),
+        ({"every": True}, "every"),
+        ({"at": "2027-01-01"}, "at"),
+        ({"at": date(2027, 1, 1)}, "at"),
+        ({"every": 60, "session": 5}, "session"),
+        ({"every": 60, "session": "a\0b"}, "session"),
+        ({"every": 60, "session": "\ud800"}, "session"),
+        ({"every": 60, "enabled": "no"}, "enabled"),
+        ({"every": 60, "max_fires": 1.5}, "max_fires"),
+        ({"every": 60, "max_fires": True}, "max_fires"),
+        ({"every": 60, "jitter": None}, "jitter"),
+        ({"every": 60, "jitter": "5"}, "jitter"),
+        ({"every": 60, "catch_up": None}, "catch_up"),
     ],
 )
 def test_what_is_wrong_is_refused_with_its_field(wanted: dict[str, Any], field: str) -> None:
@@ -75,6 +98,17 @@ def test_a_deployment_says_how_often_at_most() -> None:
         hourly.check(Schedule("a", "x", every=60))
     with pytest.raises(InvalidSchedule, match="cron: it is due every 300 s"):
         hourly.check(Schedule("a", "x", cron="*/5 9 * * *"))
+
+
+def test_one_is_due_before_the_next_slot_comes() -> None:
+    with pytest.raises(InvalidSchedule, match="jitter: it is less than the 3600 s between two slots"):
+        Ceilings().check(Schedule("a", "x", cron="0 * * * *", jitter=3600))
+    Ceilings().check(Schedule("a", "x", cron="0 * * * *", jitter=3599))
+    Ceilings().check(Schedule("a", "x", at=datetime(2030, 1, 1, tzinfo=UTC), jitter=86_400))
+
+
+def test_a_prompt_is_as_postgresql_can_hold_it() -> None:
+    assert Schedule("a", "a\0b\ud800", every=60).prompt == "a\ufffdb\ufffd"
 
 
 def test_an_agent_names_each_schedule_once() -> None:

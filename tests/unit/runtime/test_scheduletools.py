@@ -89,6 +89,12 @@ def test_a_change_names_what_it_changes() -> None:
         ("schedule_add", {"id": "a", "prompt": "x", "every": 60, "when": 1}, "when: Extra inputs are not permitted"),
         ("schedule_once", {"id": "a", "prompt": "x"}, "at: when is it due?"),
         ("schedule_once", {"id": "a", "prompt": "x", "at": "tomorrow"}, "at: Invalid isoformat string: 'tomorrow'"),
+        ("schedule_once", {"id": "a", "prompt": "x", "at": "9999-12-31T23:59:59-05:00"}, "at: it lies between"),
+        (
+            "schedule_add",
+            {"id": "a", "prompt": "x", "every": 60, "expires_at": "soon"},
+            "expires_at: Invalid isoformat",
+        ),
         ("schedule_modify", {"prompt": "x"}, "id: Field required"),
         ("schedule_remove", {}, "id: Field required"),
     ],
