@@ -18,7 +18,7 @@ from chaz.database import Database, Row, Transaction
 from chaz.entries import derived_id, safe_text, session_id
 from chaz.errors import InvalidSchedule, UnknownAgent, UnknownSchedule, UnknownSession
 from chaz.outcomes import RunOutcome
-from chaz.planning import Ceilings, Schedule
+from chaz.planning import Ceilings, Schedule, ScheduleChanges, changed
 from chaz.triggers import due_at
 
 CODE = "its definition"
@@ -33,21 +33,13 @@ def key_of(tenant: str, agent: str, id: str) -> UUID:
 
 def of_row(row: Row) -> Schedule:
     """The schedule that a row holds. Raises InvalidSchedule, where this machine does not know its time zone."""
-    return Schedule(
-        row["id"],
-        row["prompt"],
-        cron=row["cron"],
-        time_zone=row["time_zone"],
-        every=row["every"],
-        at=row["at"],
-        session=row["session_id"],
-        enabled=row["enabled"],
-        expires_at=row["expires_at"],
-        max_fires=row["max_fires"],
-        max_failures=row["max_failures"],
-        jitter=row["jitter"],
-        catch_up=row["catch_up"],
-    )
+    return changed(_fields(row), {})
+
+
+def _fields(row: Row) -> dict[str, Any]:
+    return {name: row[name] for name in ("id", *ScheduleChanges.__annotations__) if name != "session"} | {
+        "session": row["session_id"]
+    }
 
 
 async def add(
@@ -93,7 +85,7 @@ async def modify(
         raise UnknownSchedule(agent, id)
     if own and changes.get("enabled") and not row["enabled"] and _by_others(row["reason"], by):
         raise InvalidSchedule("enabled", f"it was {row['reason']}, who may enable it again")
-    schedule = of_row(row).changed(changes)
+    schedule = changed(_fields(row), changes)
     ceilings.check(schedule)
     if schedule.session != row["session_id"]:
         await _may_be_pinned(tx, agent, schedule, tenant)
@@ -102,7 +94,7 @@ async def modify(
         raise InvalidSchedule("at", f"{schedule.at.isoformat()} has passed; it is {now.isoformat()}")
     # What others have disabled stays theirs, though the agent disables it too.
     said = changes.keys() - ({"enabled"} if own else set())
-    return await _write(tx, tenant, agent, schedule, now, by=by, row=row, changed=said)
+    return await _write(tx, tenant, agent, schedule, now, by=by, row=row, said=said)
 
 
 def _by_others(reason: str, by: str) -> bool:
@@ -133,6 +125,8 @@ async def declare(
     What the definition has changed is changed, from now on; what it no longer has is retired, and comes back with it.
     What somebody else disabled or retired stays so. Raises InvalidSchedule.
     """
+    # By itself: no worker must be unable to start for what others have added.
+    ceilings.check_count(agent, len(schedules))
     await _lock_all(tx, tenant, agent)
     now = await _now(tx)
     found = {row["id"]: row for row in await _of_agent(tx, tenant, agent, "for update")}
@@ -150,13 +144,12 @@ async def declare(
             ) from None
         before: dict[str, Any] = {} if row is None or row["declared"] is None else row["declared"]
         wanted = schedule.changed({"enabled": _enabled(schedule, row, before)})
-        changed = {name for name, value in schedule.plain().items() if before.get(name) != value} - {"enabled"}
-        await _write(tx, tenant, agent, wanted, now, by=CODE, row=row, changed=changed, declared=schedule)
+        said = {name for name, value in schedule.plain().items() if before.get(name) != value} - {"enabled"}
+        await _write(tx, tenant, agent, wanted, now, by=CODE, row=row, said=said, declared=schedule)
     kept = {schedule.id for schedule in schedules}
     for id, row in found.items():
         if row["declared"] is not None and row["retired_at"] is None and id not in kept:
             await remove(tx, agent, id, tenant=tenant, by=CODE)
-    await _check_most(tx, tenant, agent, ceilings, adding=0)
 
 
 def _enabled(schedule: Schedule, row: Row | None, before: Mapping[str, Any]) -> bool:
@@ -169,7 +162,10 @@ def _enabled(schedule: Schedule, row: Row | None, before: Mapping[str, Any]) -> 
 
 
 async def settle(tx: Transaction, run: Row, outcome: RunOutcome) -> None:
-    """Count what a schedule's run came to; too many failures in a row disable it. A cancelled run counts as neither."""
+    """Count what a schedule's run came to; too many failures in a row disable it.
+
+    One that was cancelled, or fired by hand, counts as neither.
+    """
     if run["cause"] != "schedule" or outcome.state == "cancelled":
         return
     await tx.execute(
@@ -178,7 +174,7 @@ async def settle(tx: Transaction, run: Row, outcome: RunOutcome) -> None:
             select s.key, case when %(failed)s then s.failures + 1 else 0 end as failures,
                 %(failed)s and s.failures + 1 >= s.max_failures and s.enabled and s.retired_at is null as too_many
             from chaz.firings f join chaz.schedules s on s.key = f.schedule
-            where f.run_id = %(run)s for update of s)
+            where f.run_id = %(run)s and f.fired_by is null for update of s)
         update chaz.schedules s set failures = c.failures,
             enabled = s.enabled and not coalesce(c.too_many, false),
             next_slot = case when c.too_many then null else s.next_slot end,
@@ -278,20 +274,20 @@ async def _write(
     *,
     by: str,
     row: Row | None = None,
-    changed: Collection[str] = (),
+    said: Collection[str] = (),
     declared: Schedule | None = None,
 ) -> Row:
     """Write the row, new or as it is from now on, with its next time or why there is none."""
     key = key_of(tenant, agent, schedule.id)
     stays = row is not None and row["retired_at"] is None
-    same_trigger = row is not None and {"cron", "every", "at", "time_zone"}.isdisjoint(changed)
+    same_trigger = row is not None and {"cron", "every", "at", "time_zone"}.isdisjoint(said)
     anchor = row["anchor"] if row is not None and same_trigger else now
     fire_count = row["fire_count"] if row is not None else 0
     # What is due at this moment, and has only not fired yet, is left to fire.
     slot = row["next_slot"] if row is not None and same_trigger else None
     slot = slot or schedule.trigger_from(anchor).after(now)
     reason = why_over(schedule, slot, fire_count) if schedule.enabled else DISABLED.format(by)
-    if row is not None and not schedule.enabled and not row["enabled"] and "enabled" not in changed:
+    if row is not None and not schedule.enabled and not row["enabled"] and "enabled" not in said:
         reason = row["reason"] if stays else "disabled before it was retired"
     revived = row is None or not stays or (schedule.enabled and not row["enabled"])
     if reason is not None:
@@ -307,7 +303,7 @@ async def _write(
         "anew": row is None,
         "declared": json.dumps(declared.plain()) if declared else None,
         "slot": slot,
-        "next": None if slot is None else due_at(key, slot, schedule.spread),
+        "next": None if slot is None else due_at(key, slot, schedule.spread, schedule.expires_at),
         "reason": reason,
         "by": by,
     }
@@ -388,16 +384,8 @@ async def _count(tx: Transaction, tenant: str, agent: str, ceilings: Ceilings) -
     if await cursor.fetchone() is None:
         raise UnknownAgent(agent)
     await _lock_all(tx, tenant, agent)
-    await _check_most(tx, tenant, agent, ceilings, adding=1)
-
-
-async def _check_most(tx: Transaction, tenant: str, agent: str, ceilings: Ceilings, *, adding: int) -> None:
     found = sum(row["retired_at"] is None for row in await _of_agent(tx, tenant, agent))
-    if found + adding > ceilings.most:
-        raise InvalidSchedule(
-            "id",
-            f"agent {agent!r} has {found} schedules, and may have {ceilings.most} (CHAZ_MAX_SCHEDULES); remove one",
-        )
+    ceilings.check_count(agent, found + 1)
 
 
 async def _of_agent(tx: Transaction, tenant: str, agent: str, lock: LiteralString = "") -> Sequence[Row]:

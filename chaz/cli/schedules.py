@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
-from zoneinfo import ZoneInfo
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from chaz.cli.options import add_command, on_terminal, positive, print_json, producer_of
 from chaz.cli.render import clipped, cost_text, one_line, terminal_width, tokens_text
@@ -143,7 +143,15 @@ def _next(one: Mapping[str, Any]) -> str:
 
 
 def _time(instant: datetime, one: Mapping[str, Any]) -> str:
-    return f"{instant.astimezone(ZoneInfo(one['time_zone'])):%Y-%m-%d %H:%M:%S %Z}"
+    return f"{instant.astimezone(_zone(one['time_zone'])):%Y-%m-%d %H:%M:%S %Z}"
+
+
+def _zone(name: str) -> ZoneInfo:
+    """UTC in place of one that this machine does not know, as a newer one may that wrote it."""
+    try:
+        return ZoneInfo(name)
+    except ZoneInfoNotFoundError:
+        return ZoneInfo("UTC")
 
 
 def _tell(options: argparse.Namespace, one: Mapping[str, Any]) -> int:
@@ -197,7 +205,7 @@ def run_history(options: argparse.Namespace) -> int:
     """Print what came of its slots."""
     with producer_of(options) as chaz:
         found = chaz.agent(options.agent).schedules.history(options.id, limit=options.limit)
-        zone = _zone(chaz, options)
+        zone = _zone_of(chaz, options)
     for one in found:
         if options.json:
             print_json(one)
@@ -217,6 +225,6 @@ def run_history(options: argparse.Namespace) -> int:
     return 0
 
 
-def _zone(chaz: Chaz, options: argparse.Namespace) -> ZoneInfo:
+def _zone_of(chaz: Chaz, options: argparse.Namespace) -> ZoneInfo:
     found = chaz.agent(options.agent).schedules.list(retired=True)
-    return ZoneInfo(next((one["time_zone"] for one in found if one["id"] == options.id), "UTC"))
+    return _zone(next((one["time_zone"] for one in found if one["id"] == options.id), "UTC"))

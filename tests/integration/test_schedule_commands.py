@@ -33,6 +33,14 @@ def chaz_schedules(database: ScratchDatabase, capsys: pytest.CaptureFixture[str]
     return Commands(database, capsys)
 
 
+def test_a_zone_that_is_not_known_here_is_shown_in_utc(chaz_schedules: Commands, database: ScratchDatabase) -> None:
+    chaz_schedules("add", "solo", "daily", "Report.", "--cron", "0 9 * * *")
+    chaz_schedules("fire", "solo", "daily")
+    database.query("update chaz.schedules set time_zone = 'Mars/Olympus'")
+    assert "0 9 * * * Mars/Olympus" in chaz_schedules("list")
+    assert " UTC " in chaz_schedules("history", "solo", "daily")
+
+
 def test_from_adding_one_to_its_history(chaz_schedules: Commands, database: ScratchDatabase) -> None:
     assert chaz_schedules("list") == "there are no schedules\n"
     added = chaz_schedules(

@@ -218,8 +218,16 @@ async def test_what_was_added_anew_by_people_is_not_the_definitions(calendar: Ca
 async def test_a_definition_beyond_the_ceilings_is_refused(calendar: Calendar) -> None:
     with pytest.raises(InvalidSchedule, match="schedule 'daily' of agent 'solo': every: it is due every 3600 s"):
         await calendar.declare(HOURLY, ceilings=Ceilings(shortest=timedelta(days=1)))
-    with pytest.raises(InvalidSchedule, match="agent 'solo' has 1 schedules, and may have 0"):
+    with pytest.raises(InvalidSchedule, match="agent 'solo' would have 1 schedules, and may have 0"):
         await calendar.declare(HOURLY, ceilings=Ceilings(most=0))
+
+
+async def test_a_worker_starts_whatever_others_have_added(calendar: Calendar) -> None:
+    for id in ("a", "b", "c"):
+        await calendar.add(id)
+    await calendar.declare(ceilings=Ceilings(most=1))
+    await calendar.declare(HOURLY, ceilings=Ceilings(most=1))
+    assert (await calendar.row())["reason"] is None
 
 
 async def test_one_declared_for_a_time_that_has_passed_never_fires(calendar: Calendar) -> None:
@@ -242,3 +250,6 @@ async def test_a_schedule_that_nobody_can_read_the_zone_of_is_set_aside(calendar
     await calendar.add()
     calendar.come_due("bad")
     assert await calendar.fires()
+    with pytest.raises(InvalidSchedule, match="time_zone: there is no time zone 'Mars/Olympus'"):
+        await calendar.modify("bad", prompt="Report now.")
+    assert (await calendar.modify("bad", time_zone="UTC"))["time_zone"] == "UTC"
