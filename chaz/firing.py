@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+import time
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -25,6 +26,9 @@ from chaz.runs import DEFAULT_TIMEOUT
 from chaz.triggers import due_at, judge
 
 logger = logging.getLogger("chaz.listener")
+
+ROUND = 0.2
+"""Seconds that a round fires for, while messages wait to be placed."""
 
 
 @dataclass(frozen=True)
@@ -50,12 +54,15 @@ def session_name(agent: str, id: str, slot: datetime) -> str:
     return f"schedule/{agent}/{id}/{slot.astimezone(UTC):%Y-%m-%dT%H:%M:%S.%f}Z"
 
 
-async def fire_due(database: Database, *, grace: float, aside: Aside, limit: int = 100) -> tuple[list[Fired], bool]:
+async def fire_due(
+    database: Database, *, grace: float, aside: Aside, limit: int = 100, within: float = ROUND
+) -> tuple[list[Fired], bool]:
     """Fire what is due, each in a transaction of its own. What cannot be is put ``aside``, and holds up nothing else.
 
-    What came of it, and whether some was left because somebody held what it takes. A slot that is more than ``grace``
-    seconds late is missed.
+    What came of it, and whether some was left: because somebody held what it takes, or because this has gone on for
+    ``within`` seconds. A slot that is more than ``grace`` seconds late is missed.
     """
+    until = time.monotonic() + within
     rows = list(
         await database.fetch(
             """
@@ -85,6 +92,8 @@ async def fire_due(database: Database, *, grace: float, aside: Aside, limit: int
             continue
         left |= found is None
         fired += found or []
+        if time.monotonic() > until:
+            return fired, True
     return fired, left
 
 
@@ -134,7 +143,7 @@ async def _fire(tx: Transaction, *, key: UUID, pinned: UUID | None, grace: timed
         {
             "key": key,
             "slot": slot,
-            "next": None if slot is None else due_at(key, slot, schedule.spread),
+            "next": None if slot is None else due_at(key, slot, schedule.spread, schedule.expires_at),
             "count": count,
             "reason": reason,
         },
@@ -142,28 +151,33 @@ async def _fire(tx: Transaction, *, key: UUID, pinned: UUID | None, grace: timed
     return fired
 
 
-async def fire_now(tx: Transaction, agent: str, id: str, *, tenant: str, by: str) -> Fired:
+async def fire_now(tx: Transaction, agent: str, id: str, *, tenant: str, by: str) -> Fired | None:
     """Fire a schedule because somebody says so, whatever its trigger says, and leave its times and counts as they are.
 
-    Raises UnknownSchedule.
+    None: somebody has just pinned it elsewhere, and it has to be tried again. Raises UnknownSchedule.
     """
     key = schedules.key_of(tenant, agent, id)
     cursor = await tx.execute(
         "select session_id from chaz.schedules where key = %(key)s and retired_at is null", {"key": key}
     )
     found = await cursor.fetchone()
-    if found is not None and found["session_id"] is not None and await _has_head(tx, found["session_id"]):
-        await sessionlog.lock_head(tx, found["session_id"])
+    if found is None:
+        raise UnknownSchedule(agent, id)
+    pinned = found["session_id"]
+    if pinned is not None and await _has_head(tx, pinned):
+        await sessionlog.lock_head(tx, pinned)
     cursor = await tx.execute(
         """
-        select *, clock_timestamp() as now from chaz.schedules
-        where key = %(key)s and retired_at is null and session_id is not distinct from %(session)s for update
+        select *, clock_timestamp() as now from chaz.schedules where key = %(key)s and retired_at is null for update
         """,
-        {"key": key, "session": found and found["session_id"]},
+        {"key": key},
     )
     row = await cursor.fetchone()
     if row is None:
         raise UnknownSchedule(agent, id)
+    if row["session_id"] != pinned:
+        # Heads are locked first, and this has not that of the new one.
+        return None
     (fired,) = await _make(tx, row, row["now"], by=by)
     return fired
 

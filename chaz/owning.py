@@ -86,7 +86,9 @@ class AsyncSchedules:
         It counts for none of its limits. Raises UnknownSchedule.
         """
         fire = partial(firing.fire_now, agent=self._agent, id=id, tenant=self._settings.tenant, by=_who(by))
-        return await self._database.transact(fire)
+        while (fired := await self._database.transact(fire)) is None:
+            pass
+        return fired
 
     async def history(self, id: str, *, limit: int = 50) -> list[dict[str, Any]]:
         """What came of its slots, the latest first: see :func:`chaz.schedules.history`. Raises UnknownSchedule."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from datetime import UTC, datetime, timedelta
+from functools import partial
 
 import pytest
 
@@ -256,6 +257,11 @@ async def test_it_fires_so_often_and_until_it_expires(calendar: Calendar) -> Non
     assert (await calendar.row("short"))["next_at"] is not None
     await calendar.modify("short", expires_at=datetime.now(UTC) + timedelta(minutes=10))
     assert "over: it expires at" in (await calendar.row("short"))["reason"]
+    soon = datetime.now(UTC) + timedelta(seconds=10)
+    for id in ("a", "b", "c"):
+        await calendar.add(id, at=soon, jitter=86_400, expires_at=soon + timedelta(seconds=1))
+        row = await calendar.row(id)
+        assert soon <= row["next_at"] <= row["expires_at"]
 
 
 async def fails(calendar: Calendar, reason: str = "model") -> None:
@@ -312,6 +318,42 @@ async def test_by_hand_it_fires_whatever_its_trigger_says(calendar: Calendar) ->
     before = await calendar.row()
     assert (await calendar.fire_now()).run_id != (await calendar.fire_now()).run_id
     assert await calendar.row() == before
+
+
+async def test_by_hand_while_somebody_pins_it_elsewhere(calendar: Calendar, stations: Stations) -> None:
+    await calendar.add()
+    await stations.end(await stations.claimed("s"))
+    blocked = "select from pg_stat_activity where wait_event_type = 'Lock' and datname = current_database()"
+    with stations.scratch.connect(autocommit=False) as other:
+        other.execute("update chaz.schedules set session_id = (select id from chaz.sessions)")
+        firing = asyncio.create_task(calendar.fire_now())
+        await eventually_async(lambda: stations.fetch(blocked))
+        other.commit()
+    fired = await firing
+    assert fired.run_id is not None
+    assert (await calendar.history())[0]["session"] == "s"
+
+
+async def test_by_hand_its_failures_do_not_count(calendar: Calendar, stations: Stations) -> None:
+    await calendar.add(max_failures=1)
+    before = await calendar.row()
+    run = (await calendar.fire_now()).run_id
+    assert run is not None
+    await stations.end(await stations.claim(run), "no answer", state="failed", reason="model")
+    assert await calendar.row() == before
+
+
+async def test_a_round_that_has_gone_on_for_long_leaves_the_rest_to_the_next(
+    calendar: Calendar, stations: Stations
+) -> None:
+    for id in ("a", "b"):
+        await calendar.add(id)
+        calendar.come_due(id)
+    fire = partial(firing.fire_due, stations.database, grace=60, aside=Aside(), within=-1)
+    for _ in range(2):
+        fired, left = await fire()
+        assert (len(fired), left) == (1, True)
+    assert await fire() == ([], False)
 
 
 # A run like any other
