@@ -73,6 +73,7 @@ class Listener:
         self._behind = False
         self._nap = settings.short_poll
         self._next_schedule = float("inf")
+        self._firing_since: float | None = None
         self._aside = Aside()
 
     def stop(self) -> None:
@@ -100,7 +101,9 @@ class Listener:
                 except (ChazError, OSError, *RETRIED) as error:
                     failures += 1
                     logger.warning("listener: %s; trying again", error)
-                    self._out_of_contact |= isinstance(error, DatabaseUnavailable)
+                    if isinstance(error, DatabaseUnavailable):
+                        self._out_of_contact = True
+                        self._firing_since = None
                     await self._pause(stopped, min(0.1 * 2**failures, self._settings.sweep))
                 except Exception:
                     failures += 1
@@ -216,6 +219,8 @@ class Listener:
         self._left = False
         self._behind = due.behind
         self._next_schedule = float("inf") if due.next_schedule is None else time.monotonic() + due.next_schedule
+        if not due.schedules:
+            self._firing_since = None
         if not due:
             return False
         found = False
@@ -276,7 +281,12 @@ class Listener:
         return await sweeps.queue_scheduled(self._database) > 0
 
     async def _fire(self) -> bool:
-        fired, left = await firing.fire_due(self._database, grace=self._settings.schedule_grace, aside=self._aside)
+        # What was in time when this began is not missed because so much is due at once, or somebody held a head.
+        now = time.monotonic()
+        since = now if self._firing_since is None else self._firing_since
+        grace = self._settings.schedule_grace + now - since
+        fired, left = await firing.fire_due(self._database, grace=grace, aside=self._aside)
+        self._firing_since = since if left else None
         self._left |= left
         for one in fired:
             came_to = f"run={one.run_id}" if one.run_id else f"skipped: {one.skipped}, {one.detail}"

@@ -435,6 +435,28 @@ async def test_a_listener_fires_and_publishes(
     await listener.until_published(told["run_id"])
 
 
+async def test_a_slot_that_had_to_wait_was_not_missed(
+    calendar: Calendar, stations: Stations, listeners: Listeners
+) -> None:
+    await stations.end(await stations.claimed("s"))
+    await calendar.add(session="s")
+    listener = await listeners.start(schedule_grace=2.0)
+    passed = "select where clock_timestamp() > %(slot)s + interval '2.5 seconds'"
+    with stations.scratch.connect(autocommit=False) as other:
+        other.execute("select from chaz.heads for update")
+        slot = calendar.come_due(ago=0)
+        await eventually_async(lambda: stations.fetch(passed, slot=slot))
+        other.rollback()
+
+    async def has_fired() -> bool:
+        return bool(await calendar.history())
+
+    await eventually_async(has_fired)
+    (told,) = await calendar.history()
+    assert told["skipped"] is None
+    await listener.until_published(told["run_id"])
+
+
 async def test_a_listener_asleep_wakes_when_one_is_due_that_was_added_meanwhile(
     calendar: Calendar, listeners: Listeners
 ) -> None:
