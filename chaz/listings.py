@@ -104,9 +104,9 @@ async def list_sessions(database: Database, wanted: SessionFilter) -> list[dict[
     return await database.fetch(
         """
         with found as (
-            select s.*, h.next_position, active.id as run, active.agent, active.state, active.waits_for,
-                coalesce(active.started_at, active.queued_at) as since
-            from chaz.sessions s join chaz.heads h on h.session_id = s.id
+            select s.*, coalesce(h.next_position, 1) as next_position, active.id as run, active.agent, active.state,
+                active.waits_for, coalesce(active.started_at, active.queued_at) as since
+            from chaz.sessions s left join chaz.heads h on h.session_id = s.id
                 left join chaz.runs active on active.session_id = s.id
                     and active.state in ('queued', 'running', 'parked')
             where (%(id)s::uuid is null or s.id = %(id)s)

@@ -133,6 +133,8 @@ solo = Agent(
     "solo",
     instructions="Work alone.",
     model="scripted",
+    # Room for the longest message.
+    context_window=1_000_000,
     tools=[word_count, record_effect, slow, until_effect, until_told, failing, hang, kill_process, kill_again, odd],
 )
 child = Agent(

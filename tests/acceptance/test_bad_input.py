@@ -55,7 +55,11 @@ def refused(environment: dict[str, str], *command: str, code: int) -> str:
         (("send", "x" * 201, "Hi"), 65, "a session's name has 1 to 200 characters, not 201"),
         (("send", "", "Hi"), 65, "a session's name has 1 to 200 characters, not 0"),
         (("send", NOBODY, "Hi"), 66, f"no session '{NOBODY}'"),
-        (("pause", "solo"), 65, "there is nothing like 'solo' to pause or resume; write agent:NAME, session:NAME"),
+        (
+            ("pause", "solo"),
+            65,
+            "there is nothing like 'solo' to pause, resume or limit; write agent:NAME, session:NAME",
+        ),
         (("pause", "agent:nobody"), 66, "no worker has registered an agent 'nobody'"),
         (("pause", "session:nothing-here"), 66, "no session 'nothing-here'"),
         (("session", NOBODY, "--on-message", "each"), 66, f"no session '{NOBODY}'"),

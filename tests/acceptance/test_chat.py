@@ -37,7 +37,9 @@ def test_in_a_terminal(processes: Processes, database: ScratchDatabase, environm
     working = script(calls(spawn("solo", script(calls(call("slow", seconds=50)), answer("x")))), answer("not this"))
     with Chaz(database.url) as chaz, Terminal(chat("den", "--agent", "solo"), environment) as terminal:
         den = chaz.session("den")
-        at = terminal.until_shows("chaz chat den")
+        terminal.until_shows("chaz chat den")
+        # Before this, the terminal itself would take a key such as Ctrl-D.
+        at = terminal.until_shows("idle")
 
         terminal.keys("Hello there" + ENTER)
         at = terminal.until_shows("You said: ada: Hello there", after=at)
@@ -74,7 +76,7 @@ def test_in_a_terminal(processes: Processes, database: ScratchDatabase, environm
         assert terminal.exit_code() == 0
     with Terminal(chat("den", "--history", "3"), environment) as again:
         at = again.until_shows("cancelled by ada")
-        again.until_shows("chaz chat den", after=at)
+        again.until_shows("idle", after=at)
         assert "Hello there" not in again.shown
         again.keys(CTRL_D)
         assert again.exit_code() == 0

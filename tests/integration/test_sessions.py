@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from chaz import Chaz
 from chaz.entries import session_id
 from chaz.listings import SessionFilter, list_sessions
 from tests.fixtures.stations import Stations
@@ -60,6 +61,14 @@ async def test_an_idle_session_says_so(stations: Stations) -> None:
     den = (await listed(stations))["den"]
 
     assert (den["run"], den["state"], den["unplaced"], den["pending"], den["asked"]) == (None, None, 0, 0, 0)
+
+
+async def test_a_session_that_was_only_configured_is_listed(stations: Stations, chaz: Chaz) -> None:
+    chaz.session("new").attach("solo")
+
+    new = (await listed(stations))["new"]
+
+    assert (new["agents"], new["entries"], new["last_at"], new["run"]) == (["solo"], 0, None, None)
 
 
 async def test_filters(stations: Stations) -> None:
