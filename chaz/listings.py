@@ -4,24 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, LiteralString, cast
+from typing import Any
 from uuid import UUID
-
-from sqlalchemy import ColumnElement, Select, exists, select
-from sqlalchemy.dialects.postgresql.psycopg import PGDialect_psycopg
 
 from chaz import usage
 from chaz.database import Database
 from chaz.entries import safe_text
-from chaz.tables import runs, sessions
-
-_DIALECT = PGDialect_psycopg()
-
-
-async def _fetch(database: Database, statement: Select[Any]) -> list[dict[str, Any]]:
-    """Run a statement of SQLAlchemy Core on the process's own pool."""
-    compiled = statement.compile(dialect=_DIALECT, compile_kwargs={"render_postcompile": True})
-    return await database.fetch(cast("LiteralString", str(compiled)), compiled.params)
 
 
 @dataclass(frozen=True)
@@ -34,45 +22,6 @@ class RunFilter:
     root_run_id: UUID | None = None
     since: datetime | None = None
     limit: int = 50
-
-
-async def list_runs(database: Database, wanted: RunFilter) -> list[dict[str, Any]]:
-    """Runs as a person wants to see them: the columns of ``chaz.runs``, ``session``, the session's name, and ``usage``.
-
-    That has the fields of a :class:`chaz.outcomes.Spent`.
-    """
-    hidden = {"claim", "worker_id", "digest", "prompt"}
-    found = await _fetch(
-        database,
-        select(*(column for column in runs.c if column.name not in hidden), sessions.c.name.label("session"))
-        .join(sessions, sessions.c.id == runs.c.session_id)
-        .where(*_conditions(wanted))
-        .order_by(runs.c.created_at.desc(), runs.c.id.desc())
-        .limit(wanted.limit),
-    )
-    return await _with_usage(database, found)
-
-
-async def _with_usage(database: Database, found: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    spent = await usage.of_runs(database, [run["id"] for run in found])
-    return [run | {"usage": spent[run["id"]].model_dump(mode="json")} for run in found]
-
-
-async def list_failed(database: Database, wanted: RunFilter) -> list[dict[str, Any]]:
-    """What failed for good, the latest end first, with why; what was requeued is its new run's matter."""
-    names = (
-        *("id", "agent", "session_id", "created_at", "ended_at", "reason", "result"),
-        *("attempt", "crashes", "steps", "retry_of", "parent_run_id", "root_run_id"),
-    )
-    later = runs.alias("later")
-    return await _fetch(
-        database,
-        select(*(runs.c[name] for name in names), sessions.c.name.label("session"))
-        .join(sessions, sessions.c.id == runs.c.session_id)
-        .where(*_conditions(wanted), runs.c.state == "failed", ~exists().where(later.c.retry_of == runs.c.id))
-        .order_by(runs.c.ended_at.desc(), runs.c.id.desc())
-        .limit(wanted.limit),
-    )
 
 
 @dataclass(frozen=True)
@@ -132,7 +81,7 @@ async def list_sessions(database: Database, wanted: SessionFilter) -> list[dict[
             (select count(*) from chaz.approvals a where a.session_id = f.id and a.decision is null) as asked
         from found f order by f.created_at desc, f.id desc
         """,
-        {name: _findable(value) for name, value in vars(wanted).items()},
+        {name: findable(value) for name, value in vars(wanted).items()},
     )
 
 
@@ -185,19 +134,15 @@ async def tree_of(database: Database, run_id: UUID) -> list[dict[str, Any]]:
         """,
         {"run": run_id},
     )
-    return await _with_usage(database, rows)
+    return await with_usage(database, rows)
 
 
-def _findable(value: object) -> object:
+async def with_usage(database: Database, found: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """These runs, each with its ``usage``: the fields of a :class:`chaz.outcomes.Spent`."""
+    spent = await usage.of_runs(database, [run["id"] for run in found])
+    return [run | {"usage": spent[run["id"]].model_dump(mode="json")} for run in found]
+
+
+def findable(value: object) -> object:
     """The value, if it is no text that PostgreSQL cannot hold; else one that nothing is named."""
     return safe_text(value) if isinstance(value, str) else value
-
-
-def _conditions(wanted: RunFilter) -> list[ColumnElement[bool]]:
-    conditions: list[ColumnElement[bool]] = []
-    for name in ("session_id", "agent", "state", "root_run_id"):
-        if (value := getattr(wanted, name)) is not None:
-            conditions.append(runs.c[name] == _findable(value))
-    if wanted.since is not None:
-        conditions.append(runs.c.created_at >= wanted.since)
-    return conditions

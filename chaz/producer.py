@@ -13,7 +13,7 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from functools import partial
-from typing import TYPE_CHECKING, Any, Self, Unpack
+from typing import Any, Self, Unpack
 from uuid import UUID
 
 from chaz import cancelling, deciding, limits, pauses, requeueing, rosters, schedules, sessionlog
@@ -22,6 +22,7 @@ from chaz.database import Database
 from chaz.deciding import Request
 from chaz.entries import Entry, EntryType, Place
 from chaz.errors import InvalidQuery, UnknownRequest, UnknownRun, UnknownSession
+from chaz.listings import RunFilter, SessionFilter, list_sessions
 from chaz.loops import LoopThread, loop_thread
 from chaz.outcomes import Spent
 from chaz.owning import AsyncOwner, Owner
@@ -32,9 +33,6 @@ from chaz.subjects import Subject
 from chaz.submitting import SendOptions, SessionOptions, Target, agent_name, send_on, send_on_async, submission
 from chaz.usage import By, UsageFilter
 from chaz.waiter import Waits
-
-if TYPE_CHECKING:
-    from chaz.listings import RunFilter, SessionFilter
 
 DAY = timedelta(days=1)
 
@@ -219,16 +217,13 @@ class AsyncChaz:
     async def runs(self, wanted: RunFilter | None = None) -> list[dict[str, Any]]:
         """Runs as a person wants to see them, newest first; ``wanted`` is a :class:`chaz.listings.RunFilter`."""
         # Not at the top: SQLAlchemy takes longer to import than all the rest, and sending does without.
-        from chaz import listings
+        from chaz.runlistings import list_runs
 
-        return await listings.list_runs(self.database, wanted or listings.RunFilter())
+        return await list_runs(self.database, wanted or RunFilter())
 
     async def sessions(self, wanted: SessionFilter | None = None) -> list[dict[str, Any]]:
         """Sessions of its tenant, newest first, with what is at work and what waits: see :mod:`chaz.listings`."""
-        from chaz import listings
-
-        wanted = wanted or listings.SessionFilter()
-        return await listings.list_sessions(self.database, replace(wanted, tenant=self.settings.tenant))
+        return await list_sessions(self.database, replace(wanted or SessionFilter(), tenant=self.settings.tenant))
 
     async def usage(
         self,

@@ -16,7 +16,7 @@ from chaz.cli.render import (
     terminal_width,
     tokens_text,
 )
-from chaz.listings import RunFilter, list_failed
+from chaz.listings import RunFilter
 from chaz.outcomes import RunState, Spent
 from chaz.producer import Chaz
 
@@ -116,6 +116,8 @@ def _wanted(options: argparse.Namespace, chaz: Chaz) -> RunFilter:
 
 def run_failed(options: argparse.Namespace) -> int:
     """Print what failed for good, the latest first."""
+    from chaz.runlistings import list_failed
+
     with producer_of(options) as chaz:
         found = chaz.loop.run(list_failed(chaz.inner.database, _wanted(options, chaz)))
     if options.json:

@@ -10,8 +10,9 @@ import pytest
 
 from chaz import completion, entries, firing, requeueing, schedules, sessionlog, steering, sweeps
 from chaz.aside import Aside
-from chaz.listings import RunFilter, list_failed, list_runs
+from chaz.listings import RunFilter
 from chaz.outcomes import RunOutcome
+from chaz.runlistings import list_failed, list_runs
 from chaz.runtime.context import conversation_of
 from chaz.runtime.models import UserMessage
 from chaz.testing import eventually_async

@@ -28,7 +28,8 @@ from chaz.aside import Aside
 from chaz.callbacks import Webhook
 from chaz.cli import main
 from chaz.errors import AlreadyRequeued, NotRequeueable
-from chaz.listings import RunFilter, list_failed
+from chaz.listings import RunFilter
+from chaz.runlistings import list_failed
 from chaz.runs import Claim
 from tests.fixtures.model import script
 from tests.fixtures.postgres import ScratchDatabase
