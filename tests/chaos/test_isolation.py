@@ -15,7 +15,8 @@ from tests.fixtures.processes import Processes
 
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(180)]
 
-SOON = {"lease": "2", "beat": "0.5", "sweep": "1"}
+SOON = {"lease": "5", "beat": "0.5", "sweep": "1"}
+"""A worker that is starved for a moment must not be taken for one that was killed: attempts are counted here."""
 
 
 @both_brokers

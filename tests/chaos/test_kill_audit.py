@@ -45,8 +45,9 @@ def test_a_consumer_is_killed_before_it_acknowledges(
 
     second = processes.audit()
     second.until_says("recorded ", within=60)
-    eventually(lambda: again(second.said) == EVENTS, within=60)
-    assert recorded(database) == EVENTS
+    eventually(lambda: again(second.said) >= EVENTS - lost_at_most(broker), within=60)
+    processes.listener(sweep="1")
+    eventually(lambda: recorded(database) == EVENTS, within=60)
     verified = processes.start("verify", [sys.executable, "-m", "chaz", "audit", "verify"])
     assert verified.exit_code() == 0
     assert f"{RUNS} ended runs told {EVENTS} events: {EVENTS} are recorded, 0 are missing" in verified.said
@@ -64,6 +65,15 @@ def run_all(processes: Processes, database: ScratchDatabase) -> None:
     # In order, so that what they had to say is with the broker.
     worker.stop()
     listener.stop()
+
+
+def lost_at_most(broker: Broker) -> int:
+    """Events of the one delivery that Redis may have handed out, and Kombu not yet written down, as the line froze.
+
+    Redis has forgotten it by then (https://github.com/celery/kombu/pull/1733); listeners find what is missing, and have
+    it told again.
+    """
+    return 2 * CALLS if broker.url.startswith("redis") else 0
 
 
 def recorded(database: ScratchDatabase) -> int:
